@@ -1,0 +1,33 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace ringdl {
+
+/// The root of all errors that ringdl raises. Each says what happened, where (rank, key), and what
+/// to do. In Python: one class of the same name per class here; Error is a RuntimeError.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Ranks disagree on what a key means, or wait for a key that some rank never submits.
+class MismatchError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A wait took longer than its timeout. The work stays in flight and may be waited for again.
+class StallError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A call that cannot be right whatever the other ranks do. In Python also a ValueError.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace ringdl

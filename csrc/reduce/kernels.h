@@ -1,0 +1,13 @@
+#pragma once
+
+#include "reduce/reduce.h"
+
+namespace ringdl {
+
+/// The same kernels, compiled once per instruction set from kernels.inc. Call one only where its
+/// instruction set runs (detect_simd_level()); the last two exist on x86-64 only.
+Kernels find_kernels_baseline(DType dtype, Reduction reduction);
+Kernels find_kernels_avx2(DType dtype, Reduction reduction);
+Kernels find_kernels_avx512(DType dtype, Reduction reduction);
+
+}  // namespace ringdl

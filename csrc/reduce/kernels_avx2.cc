@@ -1,0 +1,2 @@
+#define RINGDL_FIND_KERNELS find_kernels_avx2
+#include "reduce/kernels.inc"

@@ -1,0 +1,2 @@
+#define RINGDL_FIND_KERNELS find_kernels_avx512
+#include "reduce/kernels.inc"

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/dtype.h"
+
+namespace ringdl {
+
+/// How elements of several ranks become one. The values travel in headers, so they never change.
+enum class Reduction : uint8_t { kSum = 0, kAverage = 1, kMin = 2, kMax = 3, kProduct = 4 };
+inline constexpr int kReductionCount = 5;
+
+constexpr std::string_view name_of(Reduction reduction) {
+  constexpr std::string_view names[kReductionCount] = {"sum", "average", "min", "max", "product"};
+  return names[static_cast<int>(reduction)];
+}
+
+/// Instruction sets that kernels are compiled for. All levels give the same bits.
+enum class SimdLevel : uint8_t { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
+
+/// The widest level that this processor and its operating system run.
+SimdLevel detect_simd_level();
+std::string_view name_of(SimdLevel level);
+
+/// into[i] = into[i] ∘ from[i] for `count` elements. The arrays do not overlap; any alignment that
+/// the dtype itself needs will do. 16-bit floats are combined in fp32 and rounded to nearest even;
+/// integers wrap; bool: any byte but 0 is true, sum and max are or, product and min are and. Min
+/// and max propagate NaN and put -0 below +0. A NaN that results is always the positive quiet one
+/// without payload. Expects the calling thread to round to nearest and not to flush subnormals.
+using CombineKernel = void (*)(void* into, const void* from, size_t count);
+
+/// into[i] = (into[i] ∘ from[i]) / divisor, where only the average divides: floats are divided and
+/// rounded once, integers truncate towards zero after the (wrapping) sum, and the average of bool
+/// is and. For all other reductions `divisor` is ignored and this equals CombineKernel.
+using FinishKernel = void (*)(void* into, const void* from, size_t count, int64_t divisor);
+
+struct Kernels {
+  CombineKernel combine;
+  FinishKernel finish;
+};
+
+/// The kernels for one dtype and reduction. Pure, thread-safe, never fails.
+/// @param level  at most detect_simd_level()
+Kernels find_kernels(DType dtype, Reduction reduction, SimdLevel level = detect_simd_level());
+
+}  // namespace ringdl
