@@ -1,0 +1,55 @@
+#pragma once
+
+#include <vector>
+
+#include "base/buffer.h"
+#include "collective/collective.h"
+
+namespace ringdl {
+
+/// Collects every rank's block on every rank, in rank order; blocks may differ in length.
+///
+/// Around the ring, twice: first the lengths, eight bytes each, then the blocks in segments, each
+/// passed on as it arrives: every rank receives each other block once, the least that is possible.
+class Allgather final : public Collective {
+ public:
+  /// @param block  this rank's `bytes` bytes; the caller's, only read
+  Allgather(const std::byte* block, size_t bytes, int rank, int size, size_t segment_bytes);
+
+  bool step(Channel& channel) override;
+  std::string describe() const override;
+
+  /// Once done: the bytes of each rank's block, and the blocks one after the other.
+  const std::vector<int64_t>& lengths() const { return lengths_; }
+  Buffer& result() { return result_; }
+
+ private:
+  static constexpr int64_t kDepth = 4;
+
+  struct Piece {
+    size_t begin;  // in result_
+    size_t bytes;
+  };
+
+  bool gather_lengths(Channel& channel);
+  void begin_blocks();
+  std::vector<Piece> pieces_of(int first, int count) const;
+
+  const std::byte* block_;
+  int rank_;
+  int size_;
+  size_t segment_bytes_;
+  std::vector<int64_t> lengths_;
+  int64_t lengths_posted_ = 0;
+  int64_t lengths_sent_ = 0;
+  bool blocks_begun_ = false;
+  Buffer result_;
+  std::vector<Piece> incoming_;  // in the order of their arrival
+  std::vector<Piece> outgoing_;
+  int64_t own_pieces_ = 0;  // the first of outgoing_, which wait for nothing
+  int64_t posted_ = 0;
+  int64_t received_ = 0;
+  int64_t launched_ = 0;
+};
+
+}  // namespace ringdl

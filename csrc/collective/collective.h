@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "collective/channel.h"
+
+namespace ringdl {
+
+/// One rank's part in one collective, as a state machine. It never blocks, sleeps, or reads a clock
+/// or the environment, so the same code runs over MPI, over threads, and in a simulator.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+
+  /// Posts receives that may be posted before this rank's data is there. Optional.
+  virtual void prepare(Channel&) {}
+
+  /// Does what can be done now. True once nothing is left to do on this rank: its result is there
+  /// and its messages have ended. Not to be called after that.
+  virtual bool step(Channel& channel) = 0;
+
+  /// Where it stands, for people: "ring allreduce: 12 of 24 segments received".
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace ringdl

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringdl {
+
+/// Names one message in flight. Small integers, reused after the operation has ended.
+using Ticket = uint32_t;
+
+/// Told when operations end. Outlives every operation that it was handed to.
+class Completion {
+ public:
+  /// Called from Transport::poll(); the ticket may be reused as soon as this returns. May start new
+  /// operations.
+  virtual void ended(Ticket ticket) = 0;
+
+ protected:
+  ~Completion() = default;
+};
+
+/// Messages between the ranks of one communicator.
+///
+/// Messages from one rank to another with the same tag arrive in the order in which they were sent
+/// and match receives in the order in which those were posted. Nothing here blocks. Buffers belong
+/// to the caller and must stay alive and unmoved until the operation has ended.
+///
+/// Threads: calls are made by one thread at a time; the engine's lock sees to that.
+/// Errors: a failure of the layer below raises Error, naming the call.
+class Transport {
+ public:
+  static constexpr int kAnyRank = -1;
+
+  /// Bytes of the longest message.
+  static constexpr size_t kMaxMessageBytes = size_t{1} << 30;
+
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// Largest usable tag; tags start at 0.
+  virtual int max_tag() const = 0;
+
+  /// Starts to send `bytes` to rank `to`. Once started a send is drained, never cancelled.
+  virtual Ticket send(int to, int tag, const void* data, size_t bytes, Completion& owner) = 0;
+
+  /// Posts a receive of at most `bytes` from rank `from`, or kAnyRank. A longer message is an
+  /// error.
+  virtual Ticket receive(int from, int tag, void* data, size_t bytes, Completion& owner) = 0;
+
+  /// Lets messages move and tells the owners of the operations that ended, in the order in which
+  /// they ended as far as that is known. Returns how many did.
+  virtual int poll() = 0;
+
+  /// Withdraws a posted receive, waiting for the layer below if it must; its owner is not told.
+  /// Returns false if a message had been matched already: it has then been received.
+  virtual bool withdraw(Ticket receive) = 0;
+
+  /// Messages may have been sent that nobody will receive: see to it that no later transport
+  /// receives them.
+  virtual void expect_stray_messages() {}
+};
+
+}  // namespace ringdl
