@@ -1,0 +1,56 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "base/dtype.h"
+#include "engine/engine.h"
+
+/// What the files of the binding share. Every call into the engine lets go of the GIL.
+namespace ringdl::binding {
+
+namespace nb = nanobind;
+
+/// Any array that has a buffer or speaks DLPack; taken without a copy.
+using Array = nb::ndarray<nb::ro>;
+
+/// An array as the engine takes it.
+struct ArrayView {
+  void* data;
+  DType dtype;
+  std::vector<int64_t> shape;
+};
+
+/// @param dtype  what the elements are if the array cannot say so itself (bfloat16 as uint16)
+/// @throws UsageError  on another device than the CPU, not contiguous, a dtype that is not reduced
+ArrayView view_of(const Array& array, std::optional<DType> dtype);
+
+nb::dlpack::dtype to_dlpack(DType dtype);
+
+/// Seconds as Python gives them to nanoseconds; at most a century.
+int64_t to_ns(double seconds);
+
+/// Has Python handle signals (Ctrl-C); throws what their handlers raise. Takes the GIL.
+void check_signals();
+
+/// An engine and the arrays that are in flight in it.
+struct Communicator {
+  std::shared_ptr<Engine> engine;
+  std::unordered_map<uint64_t, Array> in_flight;  // by work; touched with the GIL held
+
+  void let_go_of_ended() {
+    for (const uint64_t id : engine->take_ended()) in_flight.erase(id);
+  }
+};
+
+void bind_communicator(nb::module_& module);
+void bind_buckets(nb::module_& module);
+
+}  // namespace ringdl::binding

@@ -1,0 +1,87 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+#include "binding/binding.h"
+#include "bucket/plan.h"
+#include "engine/gradient_buckets.h"
+
+namespace ringdl::binding {
+namespace {
+
+using Spec = std::tuple<std::string, std::vector<int64_t>, DType, std::vector<int64_t>>;
+
+std::vector<GradientSpec> gradients_of(const std::vector<Spec>& specs) {
+  std::vector<GradientSpec> gradients;
+  for (const auto& [name, shape, dtype, strides] : specs) {
+    gradients.push_back({name, shape, dtype, strides});
+  }
+  return gradients;
+}
+
+// A gradient's memory, kept alive by the buckets: as NumPy's array (bfloat16 as uint16), or as
+// something that speaks DLPack.
+template <class Framework>
+nb::ndarray<Framework> view(nb::handle_t<GradientBuckets> self, int index, bool as_bits) {
+  auto& buckets = nb::cast<GradientBuckets&>(self);
+  if (index < 0 || index >= static_cast<int>(buckets.gradients().size())) {
+    throw UsageError("there is no gradient " + std::to_string(index));
+  }
+  const GradientSpec& gradient = buckets.gradients()[static_cast<size_t>(index)];
+  const std::vector<size_t> shape(gradient.shape.begin(), gradient.shape.end());
+  nb::dlpack::dtype dtype = to_dlpack(gradient.dtype);
+  if (as_bits && gradient.dtype == DType::kBFloat16) dtype = nb::dtype<uint16_t>();
+  return nb::ndarray<Framework>(buckets.gradient(index), shape.size(), shape.data(), self,
+                                gradient.strides.empty() ? nullptr : gradient.strides.data(), dtype,
+                                nb::device::cpu::value);
+}
+
+}  // namespace
+
+void bind_buckets(nb::module_& module) {
+  module.def(
+      "plan_buckets",
+      [](const std::vector<Spec>& specs, int64_t bucket_bytes, int64_t first_bucket_bytes) {
+        std::vector<std::vector<int>> indices;
+        const BucketPlan plan = plan_buckets(gradients_of(specs), bucket_bytes, first_bucket_bytes);
+        for (const BucketLayout& bucket : plan.buckets) indices.push_back(bucket.gradients);
+        return indices;
+      },
+      nb::arg("specs"), nb::arg("bucket_bytes"), nb::arg("first_bucket_bytes"));
+
+  nb::class_<GradientBuckets>(module, "GradientBuckets")
+      .def(
+          "__init__",
+          [](GradientBuckets* self, const Communicator& communicator,
+             const std::vector<Spec>& specs, int64_t bucket_bytes, int64_t first_bucket_bytes,
+             Reduction reduction, int64_t first_number) {
+            std::vector<GradientSpec> gradients = gradients_of(specs);
+            BucketPlan plan = plan_buckets(gradients, bucket_bytes, first_bucket_bytes);
+            new (self) GradientBuckets(communicator.engine, std::move(gradients), std::move(plan),
+                                       reduction, first_number);
+          },
+          nb::arg("communicator"), nb::arg("specs"), nb::arg("bucket_bytes"),
+          nb::arg("first_bucket_bytes"), nb::arg("reduction"), nb::arg("first_number"))
+      .def("numpy_view", [](nb::handle_t<GradientBuckets> self,
+                            int index) { return view<nb::numpy>(self, index, true); })
+      .def("dlpack_view", [](nb::handle_t<GradientBuckets> self,
+                             int index) { return view<nb::array_api>(self, index, false); })
+      .def("ready",
+           [](GradientBuckets& self, int index) {
+             const nb::gil_scoped_release release;
+             self.ready(index);
+           })
+      .def(
+          "wait",
+          [](GradientBuckets& self, double timeout) {
+            const nb::gil_scoped_release release;
+            return self.wait(to_ns(timeout), check_signals);
+          },
+          nb::arg("timeout"));
+}
+
+}  // namespace ringdl::binding

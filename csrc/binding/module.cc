@@ -1,0 +1,69 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <string>
+
+#include "base/error.h"
+#include "binding/binding.h"
+#include "reduce/reduce.h"
+
+namespace ringdl::binding {
+namespace {
+
+// The Python classes live in ringdl._errors; kept for as long as the interpreter lives.
+PyObject* error_class(const char* name) {
+  return nb::module_::import_("ringdl._errors").attr(name).inc_ref().ptr();
+}
+
+void bind_errors() {
+  static const std::array<PyObject*, 4> classes = {
+      error_class("Error"), error_class("MismatchError"), error_class("StallError"),
+      error_class("UsageError")};
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const MismatchError& error) {
+      PyErr_SetString(classes[1], error.what());
+    } catch (const StallError& error) {
+      PyErr_SetString(classes[2], error.what());
+    } catch (const UsageError& error) {
+      PyErr_SetString(classes[3], error.what());
+    } catch (const Error& error) {
+      PyErr_SetString(classes[0], error.what());
+    }
+  });
+}
+
+}  // namespace
+
+NB_MODULE(_engine, module) {
+  nb::set_leak_warnings(false);  // works in flight at exit are the job's end, not a leak
+  bind_errors();
+
+  nb::enum_<DType>(module, "DType")
+      .value("float64", DType::kFloat64)
+      .value("float32", DType::kFloat32)
+      .value("float16", DType::kFloat16)
+      .value("bfloat16", DType::kBFloat16)
+      .value("int64", DType::kInt64)
+      .value("int32", DType::kInt32)
+      .value("int16", DType::kInt16)
+      .value("int8", DType::kInt8)
+      .value("uint8", DType::kUInt8)
+      .value("bool", DType::kBool);
+
+  nb::enum_<Reduction>(module, "Reduction", "How elements of several ranks become one.")
+      .value("Sum", Reduction::kSum)
+      .value("Average", Reduction::kAverage)
+      .value("Min", Reduction::kMin)
+      .value("Max", Reduction::kMax)
+      .value("Product", Reduction::kProduct);
+
+  module.def("simd_level", [] { return std::string(name_of(detect_simd_level())); });
+
+  bind_communicator(module);
+  bind_buckets(module);
+}
+
+}  // namespace ringdl::binding

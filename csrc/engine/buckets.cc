@@ -1,0 +1,97 @@
+#include <utility>
+
+#include "base/error.h"
+#include "collective/ring_allreduce.h"
+#include "engine/engine.h"
+
+namespace ringdl {
+
+void Engine::add_bucket(int64_t number, std::shared_ptr<const void> memory, void* data,
+                        size_t bytes, DType dtype, Reduction reduction, const std::string& label) {
+  Lock lock = lock_for_call();
+  if (buckets_.contains(number)) {
+    throw UsageError("bucket " + std::to_string(number) + " exists already");
+  }
+  Bucket& bucket = buckets_[number];
+  bucket.memory = std::move(memory);
+  bucket.data = static_cast<std::byte*>(data);
+  bucket.bytes = bytes;
+  bucket.dtype = dtype;
+  bucket.reduction = reduction;
+  bucket.label = label;
+  const Key key{KeySpace::kBucket, static_cast<uint64_t>(number), 0};
+  if (const auto parked = parked_.find(key); parked != parked_.end()) {
+    bucket.failure = parked->second.failure;  // another rank has dropped it already
+    parked_.erase(parked);
+    return;
+  }
+  prepare_bucket(number, bucket);
+}
+
+// The next instance's work is made as soon as the one before is done, so that its first receives
+// are posted when the previous rank launches.
+void Engine::prepare_bucket(int64_t number, Bucket& bucket) {
+  Key key{KeySpace::kBucket, static_cast<uint64_t>(number), 0};
+  key.instance = next_instance(key);
+  Description description;
+  description.kind = Kind::kAllreduce;
+  description.dtype = bucket.dtype;
+  description.reduction = bucket.reduction;
+  set_name(description, bucket.label);
+  auto work = std::make_shared<Work>(next_id_++, key, description);
+  work->state = Work::State::kPrepared;
+  work->memory = bucket.memory;
+  work->bucket_channel =
+      std::make_unique<BucketChannel>(context(), tag_layout_.bucket_tag(number, key.instance),
+                                      [this, raw = work.get()] { touch(*raw); });
+  work->collective = std::make_unique<RingAllreduce>(bucket.data, bucket.bytes,
+                                                     Reducer(bucket.dtype, bucket.reduction, size_),
+                                                     rank_, size_, options_.segment_bytes);
+  if (size_ > 1) work->collective->prepare(*work->bucket_channel);
+  bucket.running.reset();
+  bucket.prepared = std::move(work);
+}
+
+std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
+  Lock lock = lock_for_call();
+  const auto found = buckets_.find(number);
+  if (found == buckets_.end()) throw UsageError("there is no bucket " + std::to_string(number));
+  Bucket& bucket = found->second;
+  if (!bucket.failure.empty()) {
+    throw MismatchError(bucket.failure);
+  }
+  if (!bucket.prepared) {
+    throw UsageError(bucket.label + " is in flight; wait for it before launching it again");
+  }
+  note_submitter();
+  const std::shared_ptr<Work> work = std::exchange(bucket.prepared, nullptr);
+  bucket.running = work;
+  ++next_instance(work->key);
+  in_flight_[work->key] = work;
+  work->state = Work::State::kRunning;
+  if (work->collective->step(*work->bucket_channel)) {
+    finish(work);
+  } else {
+    check_previous_left(work);
+    progress();
+  }
+  return work;
+}
+
+void Engine::remove_bucket(int64_t number) {
+  if (closed_.load()) return;
+  Lock lock = lock_for_call();
+  const auto found = buckets_.find(number);
+  if (found == buckets_.end()) return;
+  Bucket& bucket = found->second;
+  if (bucket.prepared) bucket.prepared->bucket_channel->abort();
+  const std::shared_ptr<Work> running = bucket.running;
+  buckets_.erase(found);
+  if (running && !running->ended()) {
+    fail_everywhere(MessageType::kMismatch, running->key,
+                    running->label + " was dropped on rank " + std::to_string(rank_) +
+                        " while in flight; keep the buckets until wait() has returned");
+  }
+}
+
+}  // namespace ringdl

@@ -1,0 +1,225 @@
+#include "engine/channels.h"
+
+#include <cstring>
+#include <utility>
+
+namespace ringdl {
+
+KeyedChannel::KeyedChannel(ChannelContext context, Key key, const Description& description,
+                           std::function<void()> touch)
+    : context_(context), key_(key), description_(description), touch_(std::move(touch)) {}
+
+MessageHead KeyedChannel::head(MessageType type) const {
+  MessageHead head;
+  head.type = type;
+  head.key = key_;
+  return head;
+}
+
+void KeyedChannel::send(int to, const void* data, size_t bytes) {
+  Edge& edge = out_[to];
+  edge.stream.add(const_cast<void*>(data), bytes);
+  const bool to_next = to == (rank() + 1) % size();
+  if (announced_ || !to_next) start_send(to, edge, edge.stream.next() - 1);
+}
+
+void KeyedChannel::start_send(int to, Edge& edge, int64_t number) {
+  Stream::Message& message = edge.stream[number];
+  if (message.bytes <= description_.inline_bytes) {
+    MessageHead data = head(MessageType::kData);
+    data.sequence = static_cast<uint32_t>(number);
+    context_.control.send(to, data, nullptr, message.data, message.bytes);
+    edge.stream.end(message);
+  } else if (edge.tag >= 0) {
+    message.ticket = context_.transport.send(to, edge.tag, message.data, message.bytes, *this);
+    message.started = true;
+    ++edge.tagged;
+    ++context_.counters.data_messages_sent;
+    context_.counters.data_bytes_sent += static_cast<int64_t>(message.bytes);
+  }
+}
+
+void KeyedChannel::announce() {
+  const int next = (rank() + 1) % size();
+  Edge& edge = out_[next];
+  MessageHead submit = head(MessageType::kSubmit);
+  int64_t number = 0;
+  const int64_t end = edge.stream.next();
+  if (number < end && edge.stream[0].bytes <= description_.inline_bytes) {
+    submit.flag = 1;
+    Stream::Message& first = edge.stream[number++];
+    context_.control.send(next, submit, &description_, first.data, first.bytes);
+    edge.stream.end(first);
+  } else {
+    context_.control.send(next, submit, &description_);
+  }
+  announced_ = true;
+  for (; number < end; ++number) start_send(next, edge, number);
+}
+
+void KeyedChannel::agree(const Description& theirs) {
+  agreed_ = true;
+  incoming_inline_bytes_ = theirs.inline_bytes;
+  route_waiting();
+  touch_();
+}
+
+void KeyedChannel::receive(int from, void* data, size_t bytes) {
+  Edge& edge = in_[from];
+  edge.stream.add(data, bytes);
+  route(from, edge, edge.stream.next() - 1);
+}
+
+// Decides how message `number` comes, once that can be known. Messages from ranks other than the
+// previous one carry no payload, so they always come inline.
+void KeyedChannel::route(int from, Edge& edge, int64_t number) {
+  Stream::Message& message = edge.stream[number];
+  if (message.started || message.ended) return;
+  const bool from_previous = from == (rank() + size() - 1) % size();
+  if (from_previous && !agreed_) return;
+  if (message.bytes <= incoming_inline_bytes_) {
+    const auto parked = edge.parked.find(number);
+    if (parked == edge.parked.end()) return;
+    if (message.bytes > 0) std::memcpy(message.data, parked->second.data(), message.bytes);
+    edge.parked.erase(parked);
+    edge.stream.end(message);
+    return;
+  }
+  if (edge.tag < 0) {
+    edge.tag = context_.tags[from].take();
+    if (edge.tag < 0) return;
+    MessageHead grant = head(MessageType::kGrant);
+    grant.tag = edge.tag;
+    context_.control.send(from, grant);
+    ++context_.counters.grants_sent;
+  }
+  message.ticket = context_.transport.receive(from, edge.tag, message.data, message.bytes, *this);
+  message.started = true;
+}
+
+void KeyedChannel::route_waiting() {
+  for (auto& [from, edge] : in_) {
+    for (int64_t number = edge.stream.first(); number < edge.stream.next(); ++number) {
+      route(from, edge, number);
+      if (number < edge.stream.first()) number = edge.stream.first() - 1;
+    }
+  }
+}
+
+void KeyedChannel::deliver(int from, int64_t sequence, const std::byte* payload, size_t bytes) {
+  Edge& edge = in_[from];
+  edge.parked[sequence].assign(payload, payload + bytes);
+  if (sequence < edge.stream.next()) route(from, edge, sequence);
+  touch_();
+}
+
+void KeyedChannel::grant(int from, int tag) {
+  Edge& edge = out_[from];
+  edge.tag = tag;
+  for (int64_t number = edge.stream.first(); number < edge.stream.next(); ++number) {
+    if (!edge.stream[number].started && !edge.stream[number].ended) start_send(from, edge, number);
+  }
+}
+
+void KeyedChannel::close(int from, int64_t sent) { in_[from].closed = sent; }
+
+void KeyedChannel::finish() {
+  for (auto& [from, edge] : in_) {
+    if (edge.tag >= 0) context_.tags[from].give_back(std::exchange(edge.tag, -1));
+  }
+}
+
+// Withdraws from the back: what arrives meanwhile matches the first receives, its own.
+std::vector<KeyedChannel::OpenTag> KeyedChannel::abort() {
+  std::vector<OpenTag> open;
+  for (auto& [from, edge] : in_) {
+    int64_t received = edge.tagged;
+    auto& open_messages = edge.stream.open();
+    for (auto message = open_messages.rbegin(); message != open_messages.rend(); ++message) {
+      if (!message->started || message->ended) continue;
+      if (!context_.transport.withdraw(message->ticket)) ++received;
+      message->ended = true;
+    }
+    if (edge.tag >= 0) open.push_back({from, edge.tag, received, edge.closed});
+  }
+  in_.clear();
+  for (auto& [to, edge] : out_) {
+    if (edge.tag < 0) continue;
+    MessageHead close = head(MessageType::kClose);
+    close.tag = edge.tag;
+    close.sequence = static_cast<uint32_t>(edge.tagged);
+    context_.control.send(to, close);
+  }
+  return open;
+}
+
+bool KeyedChannel::idle() const {
+  for (const auto& [to, edge] : out_) {
+    for (const Stream::Message& message : edge.stream.open()) {
+      if (message.started && !message.ended) return false;
+    }
+  }
+  return true;
+}
+
+int64_t KeyedChannel::sent(int to) const {
+  const auto edge = out_.find(to);
+  return edge == out_.end() ? 0 : edge->second.stream.first();
+}
+
+int64_t KeyedChannel::received(int from) const {
+  const auto edge = in_.find(from);
+  return edge == in_.end() ? 0 : edge->second.stream.first();
+}
+
+void KeyedChannel::ended(Ticket ticket) {
+  for (auto& [from, edge] : in_) {
+    if (Stream::Message* message = edge.stream.find(ticket)) {
+      ++edge.tagged;
+      edge.stream.end(*message);
+      touch_();
+      return;
+    }
+  }
+  for (auto& [to, edge] : out_) {
+    if (Stream::Message* message = edge.stream.find(ticket)) {
+      edge.stream.end(*message);
+      touch_();
+      return;
+    }
+  }
+}
+
+BucketChannel::BucketChannel(ChannelContext context, int tag, std::function<void()> touch)
+    : context_(context), tag_(tag), touch_(std::move(touch)) {}
+
+void BucketChannel::send(int to, const void* data, size_t bytes) {
+  Stream::Message& message = out_.add(const_cast<void*>(data), bytes);
+  message.ticket = context_.transport.send(to, tag_, data, bytes, *this);
+  message.started = true;
+  ++context_.counters.data_messages_sent;
+  context_.counters.data_bytes_sent += static_cast<int64_t>(bytes);
+}
+
+void BucketChannel::receive(int from, void* data, size_t bytes) {
+  Stream::Message& message = in_.add(data, bytes);
+  message.ticket = context_.transport.receive(from, tag_, data, bytes, *this);
+  message.started = true;
+}
+
+void BucketChannel::abort() {
+  for (auto message = in_.open().rbegin(); message != in_.open().rend(); ++message) {
+    if (!message->ended) context_.transport.withdraw(message->ticket);
+    message->ended = true;
+  }
+}
+
+void BucketChannel::ended(Ticket ticket) {
+  Stream& stream = in_.find(ticket) != nullptr ? in_ : out_;
+  if (Stream::Message* message = stream.find(ticket)) {
+    stream.end(*message);
+    touch_();
+  }
+}
+
+}  // namespace ringdl

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "collective/channel.h"
+#include "engine/control.h"
+#include "engine/stream.h"
+#include "engine/tags.h"
+
+namespace ringdl {
+
+struct EngineCounters {
+  int64_t data_messages_sent = 0;
+  int64_t data_bytes_sent = 0;
+  int64_t grants_sent = 0;
+};
+
+/// What all channels of an engine share.
+struct ChannelContext {
+  Transport& transport;
+  ControlPlane& control;
+  std::vector<TagPool>& tags;  // per sending rank
+  EngineCounters& counters;
+};
+
+/// The channel of a work that is matched by its header.
+///
+/// Messages of at most `inline_bytes` travel as control messages, so they need no tag and are
+/// accepted even before the receiver has submitted the key. Longer ones wait for the receiver's
+/// grant, which names the tag. Receives from the previous rank are not posted before its header has
+/// been found to agree.
+class KeyedChannel final : public Channel, public Completion {
+ public:
+  /// @param touch  called when something has happened that may let the work go on
+  KeyedChannel(ChannelContext context, Key key, const Description& description,
+               std::function<void()> touch);
+
+  int rank() const override { return context_.transport.rank(); }
+  int size() const override { return context_.transport.size(); }
+  void send(int to, const void* data, size_t bytes) override;
+  void receive(int from, void* data, size_t bytes) override;
+  int64_t sent(int to) const override;
+  int64_t received(int from) const override;
+  bool agreed() const override { return agreed_; }
+
+  /// Sends this rank's header to the next rank, with the first message if that is inline.
+  void announce();
+
+  /// The previous rank's header has come and agrees.
+  void agree(const Description& theirs);
+
+  /// A control message for this key.
+  void deliver(int from, int64_t sequence, const std::byte* payload, size_t bytes);
+  void grant(int from, int tag);
+  void close(int from, int64_t sent);
+
+  /// Tries again to get tags for receives that found the pool empty.
+  void route_waiting();
+
+  /// What is left of a granted tag when a work fails: messages may still come on it.
+  struct OpenTag {
+    int from;
+    int tag;
+    int64_t received;
+    int64_t sent;  // -1 until the sender has told
+  };
+
+  /// Gives the tags back; everything has arrived.
+  void finish();
+
+  /// Withdraws the receives, tells the receivers how much was sent, and returns the tags that stay
+  /// occupied until their senders have told the same.
+  std::vector<OpenTag> abort();
+
+  /// Whether no send is in flight.
+  bool idle() const;
+
+  void ended(Ticket ticket) override;
+
+ private:
+  struct Edge {
+    Stream stream;
+    int tag = -1;
+    int64_t tagged = 0;                                // messages sent, or received, on it
+    int64_t closed = -1;                               // how many the sender sent, if it gave up
+    std::map<int64_t, std::vector<std::byte>> parked;  // inline payload that came early
+  };
+
+  void start_send(int to, Edge& edge, int64_t number);
+  void route(int from, Edge& edge, int64_t number);
+  MessageHead head(MessageType type) const;
+
+  ChannelContext context_;
+  Key key_;
+  Description description_;
+  std::function<void()> touch_;
+  bool announced_ = false;
+  bool agreed_ = false;
+  size_t incoming_inline_bytes_ = 0;  // the previous rank's, known from its header
+  std::map<int, Edge> out_;
+  std::map<int, Edge> in_;
+};
+
+/// The channel of one instance of a bucket: what it means was agreed when it was created, so its
+/// messages go straight to tags of their own and receives may be posted before it is launched.
+class BucketChannel final : public Channel, public Completion {
+ public:
+  BucketChannel(ChannelContext context, int tag, std::function<void()> touch);
+
+  int rank() const override { return context_.transport.rank(); }
+  int size() const override { return context_.transport.size(); }
+  void send(int to, const void* data, size_t bytes) override;
+  void receive(int from, void* data, size_t bytes) override;
+  int64_t sent(int) const override { return out_.first(); }
+  int64_t received(int) const override { return in_.first(); }
+  bool agreed() const override { return true; }
+
+  /// Withdraws the receives.
+  void abort();
+  bool idle() const { return out_.first() == out_.next(); }
+
+  void ended(Ticket ticket) override;
+
+ private:
+  ChannelContext context_;
+  int tag_;
+  std::function<void()> touch_;
+  Stream out_;
+  Stream in_;
+};
+
+}  // namespace ringdl

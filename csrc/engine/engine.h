@@ -1,0 +1,245 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/channels.h"
+#include "engine/control.h"
+#include "engine/diagnosis.h"
+#include "engine/waiting.h"
+#include "engine/work.h"
+#include "transport/transport.h"
+
+namespace ringdl {
+
+struct EngineOptions {
+  /// What travels and is reduced at once. The same on all ranks.
+  size_t segment_bytes = 256 << 10;
+  /// Messages of at most so many bytes travel as control messages; at most kMaxPayloadBytes.
+  size_t inline_bytes = kMaxPayloadBytes;
+  /// Every rank of this host can have a core of its own.
+  bool may_spin = false;
+  /// Any thread may call, and a progress thread moves works while nobody waits. Otherwise only the
+  /// thread that made the engine may call.
+  bool threads = true;
+};
+
+/// What a call means, without its buffer.
+struct Call {
+  Kind kind = Kind::kBarrier;
+  DType dtype = DType::kUInt8;
+  Reduction reduction = Reduction::kSum;
+  int root = -1;
+  std::vector<int64_t> shape;
+  std::string name;  // empty: matched by its number among its kind
+};
+
+/// Moves the works of one rank. All ranks of a communicator have one.
+///
+/// Works are matched by key: a name, the number of an unnamed call among its kind, or a bucket and
+/// its launch. Ranks may submit in any order. Each public member may be called by any thread (but
+/// see EngineOptions::threads), takes the engine's lock, and raises UsageError after shutdown() and
+/// in a forked child.
+class Engine {
+ public:
+  /// Collective.
+  explicit Engine(std::unique_ptr<Transport> transport, EngineOptions options = {});
+
+  /// Stops the progress thread. Works still in flight are given up and their buffers no longer
+  /// touched; call shutdown() before.
+  ~Engine();
+
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Starts a work on `data` (count of `call.shape` elements), which must stay alive and unmoved
+  /// until the work is released (Work::released, take_ended()), and be neither read nor written
+  /// until it has ended; what is only sent (a broadcast's source, an allgather's block) may be
+  /// read.
+  /// @throws UsageError  a root that is no rank, too many works in flight, or in shutdown()
+  std::shared_ptr<Work> submit(const Call& call, void* data);
+
+  /// Has the progress thread take notice of works that nobody is going to wait for at once.
+  void wake();
+
+  /// Waits until the work has ended.
+  /// @param timeout_ns  StallError after that; the work stays in flight and can be waited for again
+  /// @param interrupted  called every 100 ms without the lock; may throw
+  /// @throws MismatchError, StallError
+  void wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
+            const std::function<void()>& interrupted = {});
+
+  /// Registers the bucket number `bucket`, which all ranks register with the same arguments.
+  /// `data` holds `bytes` bytes; `memory` keeps them alive, also after remove_bucket() for as long
+  /// as messages are under way.
+  void add_bucket(int64_t bucket, std::shared_ptr<const void> memory, void* data, size_t bytes,
+                  DType dtype, Reduction reduction, const std::string& label);
+  /// Starts the next allreduce of the bucket; the one before must have ended.
+  std::shared_ptr<Work> launch_bucket(int64_t bucket);
+  /// Forgets the bucket, waiting for nothing; a work of it in flight fails on all ranks.
+  void remove_bucket(int64_t bucket);
+  /// The largest number that a bucket may have on this transport.
+  int64_t max_bucket() const { return tag_layout_.buckets - 1; }
+
+  /// Changes the segment size of works submitted from now on. Collective in effect; call it before
+  /// buckets are made.
+  void set_segment_bytes(size_t bytes);
+  /// See EngineOptions::may_spin.
+  void set_may_spin(bool may_spin);
+
+  /// Waits for the works in flight (an error of one of them is dropped), tells the others that this
+  /// rank submits nothing more, and waits until all have told the same. Then the transport is
+  /// closed. Idempotent.
+  void shutdown(const std::function<void()>& interrupted = {});
+  bool is_shut_down() const { return closed_.load(); }
+
+  /// Ids of works that have ended and whose messages have left since the last call: their buffers
+  /// may be let go. A failed work may still be sending from its buffer when wait() raises.
+  std::vector<uint64_t> take_ended();
+
+  /// Counters since the start, by name.
+  std::map<std::string, double> stats() const;
+
+ private:
+  friend class Diagnosis;
+
+  // Messages for a key that this rank has not submitted yet.
+  struct Parked {
+    struct Message {
+      int from;
+      MessageHead head;
+      Description description;
+      std::vector<std::byte> payload;
+    };
+    std::vector<Message> messages;
+    std::string failure;  // set once the key is known to fail
+  };
+
+  class Watch;
+
+  // A tag of a failed work on which messages may still come.
+  struct Drain final : public Completion {
+    Engine& engine;
+    KeyedChannel::OpenTag open;
+    Key key;
+    Buffer buffer;
+    std::optional<Ticket> receive;
+    Drain(Engine& its_engine, KeyedChannel::OpenTag tag, const Key& its_key)
+        : engine(its_engine), open(tag), key(its_key) {}
+    void ended(Ticket) override;
+    void receive_next();
+    bool done() const { return open.sent >= 0 && open.received >= open.sent; }
+  };
+
+  struct Bucket {
+    std::shared_ptr<const void> memory;
+    std::byte* data;
+    size_t bytes;
+    DType dtype;
+    Reduction reduction;
+    std::string label;
+    std::shared_ptr<Work> prepared;  // the next instance, with receives posted
+    std::shared_ptr<Work> running;
+    std::string failure;  // set once a work of it failed: it cannot be used any more
+  };
+
+  using Lock = std::unique_lock<std::mutex>;
+
+  static bool in_forked_child();
+  static void refuse_forked_child();
+  void refuse_closed() const;
+  Lock lock_for_call();
+  void note_submitter();
+  ChannelContext context();
+  uint64_t& next_instance(const Key& key) { return next_instances_[{key.space, key.hash, 0}]; }
+  bool submitted(const Key& key) { return key.instance < next_instance(key); }
+
+  void start(const std::shared_ptr<Work>& work);
+  void touch(Work& work);
+  void prepare_bucket(int64_t number, Bucket& bucket);
+  void finish(const std::shared_ptr<Work>& work);
+  void fail(const std::shared_ptr<Work>& work, const std::string& why);
+  void release(Work& work);
+  void settle();
+
+  int progress();
+  void progress_in_background();
+  void progress_until(Lock& lock, const std::function<void()>& interrupted,
+                      const std::function<bool()>& done, const std::function<void(int64_t)>& look);
+  void tell_leaving();
+  bool keyed_work_is_leaving() const;
+  static void keep_for_good(std::vector<std::shared_ptr<Work>> works);
+  bool busy() const;
+  void stop_thread();
+  void give_up() noexcept;
+
+  void handle(const ControlMessage& message);
+  void apply(Work& work, int from, const MessageHead& head, const Description& description,
+             const std::byte* payload);
+  void compare(Work& work, int from, const Description& theirs);
+  void fail_key(const Key& key, const std::string& why, bool skip);
+  void fail_everywhere(MessageType type, const Key& key, const std::string& why);
+  void tell_failure(int to, MessageType type, const Key& key, const std::string& why);
+  void fail_for_left(const Key& key, int left_rank);
+  void check_previous_left(const std::shared_ptr<Work>& work);
+
+  std::unique_ptr<Transport> transport_;
+  EngineOptions options_;
+  const int rank_;
+  const int size_;
+  const std::thread::id maker_;
+
+  mutable std::mutex mutex_;
+  EngineCounters counters_;
+  const TagLayout tag_layout_;
+  std::vector<TagPool> tags_;
+  std::unique_ptr<ControlPlane> control_;
+  std::unordered_map<Key, uint64_t, KeyHash> next_instances_;  // by key with instance 0
+  std::unordered_map<Key, std::shared_ptr<Work>, KeyHash> in_flight_;
+  std::unordered_map<Key, Parked, KeyHash> parked_;
+  std::deque<std::shared_ptr<Work>> touched_;
+  std::vector<std::shared_ptr<Work>> leaving_;  // ended, but messages of theirs have not
+  std::vector<std::unique_ptr<Drain>> drains_;
+  std::map<int64_t, Bucket> buckets_;
+  std::vector<uint64_t> ended_;
+  std::vector<bool> left_;                     // by rank: has told that it submits nothing more
+  std::map<int64_t, uint64_t> left_launches_;  // by bucket: how often the previous rank launched it
+  std::unique_ptr<Diagnosis> diagnosis_;
+
+  uint64_t next_id_ = 1;
+  int64_t inline_works_ = 0;
+  int waiters_ = 0;
+  bool shutting_down_ = false;
+  std::thread::id shuts_down_;
+  std::optional<std::thread::id> submitter_;  // the first thread that did,
+  bool one_submitter_ = true;                 // and whether it is the only one
+  int64_t works_ended_ = 0;
+  int64_t polls_ = 0;
+  int64_t wait_ns_ = 0;
+  std::atomic<bool> closed_ = false;
+
+  std::condition_variable wake_;
+  bool awake_ = false;
+  bool stopping_ = false;
+  std::string broken_;  // what the transport said when it failed in the background
+  std::thread thread_;
+};
+
+/// An engine that a forked child leaves alone: the threads and messages are its parent's, and even
+/// to destroy the locks that they hold would wait for them.
+std::shared_ptr<Engine> make_engine(std::unique_ptr<Transport> transport, EngineOptions options);
+
+}  // namespace ringdl

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "bucket/plan.h"
+#include "bucket/storage.h"
+#include "engine/engine.h"
+
+namespace ringdl {
+
+/// Gradients fused in buckets that are averaged (or summed) as soon as they are complete.
+///
+/// A round: ready(i) for each gradient that is in its place, then wait(). Each public member may be
+/// called by any thread that may call the engine.
+class GradientBuckets {
+ public:
+  /// Collective: all ranks pass the same, which the caller has made sure of. Uses the buckets
+  /// `first_number`, ... of the engine.
+  GradientBuckets(std::shared_ptr<Engine> engine, std::vector<GradientSpec> gradients,
+                  BucketPlan plan, Reduction reduction, int64_t first_number);
+  ~GradientBuckets();
+
+  const std::vector<GradientSpec>& gradients() const { return gradients_; }
+  const BucketPlan& plan() const { return plan_; }
+  std::byte* gradient(int index) { return storage_->gradient(index); }
+
+  /// Gradient `index` is in its place; launches its bucket if it was the last one missing there.
+  /// @throws UsageError  out of range, or ready already in this round
+  void ready(int index);
+
+  /// Launches what is not launched, with zeros for the gradients that are not ready, waits for all
+  /// buckets, and ends the round. Returns for each gradient whether any rank produced it. After
+  /// StallError the round goes on: call again.
+  std::vector<bool> wait(int64_t timeout_ns, const std::function<void()>& interrupted = {});
+
+ private:
+  struct Round {
+    int missing = 0;
+    std::shared_ptr<Work> work;
+  };
+
+  void launch(int number);
+  void begin_round();
+  void refuse_failed() const;
+
+  std::shared_ptr<Engine> engine_;
+  const std::vector<GradientSpec> gradients_;
+  const BucketPlan plan_;
+  const int64_t first_number_;
+  const std::shared_ptr<BucketStorage> storage_;
+  std::mutex mutex_;
+  std::vector<bool> ready_;    // by gradient
+  std::vector<Round> rounds_;  // by bucket
+  std::string failure_;        // of the first bucket that failed
+};
+
+}  // namespace ringdl

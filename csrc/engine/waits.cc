@@ -1,0 +1,200 @@
+// How callers wait: for one work, or in shutdown() for all of them and for the other ranks.
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "engine/engine.h"
+
+namespace ringdl {
+namespace {
+
+constexpr int64_t kInterruptNs = 100 * kMillisecond;
+constexpr int64_t kDiagnoseAfterNs = 100 * kMillisecond;
+
+std::string seconds_text(int64_t ns) {
+  return std::to_string(ns / kSecond) + "." + std::to_string(ns / (kSecond / 10) % 10) + " s";
+}
+
+}  // namespace
+
+// What a waiting thread has told the diagnosis, taken back at the end of its wait.
+class Engine::Watch {
+ public:
+  Watch(Engine& engine, Lock& lock) : engine_(engine), lock_(lock) {}
+  ~Watch() {
+    if (!lock_.owns_lock()) lock_.lock();
+    watch(nullptr, 0);
+    engine_.diagnosis_->forget(question_);
+  }
+
+  // The work that is waited for now; null if there is none.
+  void watch(const Work* work, int64_t now) {
+    if (watched_ && work != nullptr && *watched_ == work->key) {
+      engine_.diagnosis_->look(now);
+      return;
+    }
+    if (watched_) engine_.diagnosis_->wait_ends(*watched_);
+    watched_.reset();
+    if (work == nullptr) return;
+    watched_ = work->key;
+    engine_.diagnosis_->wait_begins(work->key, work->label, now);
+  }
+
+  void ask_all(const Key& key, int64_t now) {
+    if (question_ == 0) question_ = engine_.diagnosis_->ask_all(key, now);
+  }
+  std::string answers(int64_t now) const { return engine_.diagnosis_->answers(question_, now); }
+
+ private:
+  Engine& engine_;
+  Lock& lock_;
+  std::optional<Key> watched_;
+  uint32_t question_ = 0;
+};
+
+// Moves works until `done` says so; `look` is called after each look that found it not so. The lock
+// is held but while the thread pauses; then the engine may be shut down by another thread, or by a
+// signal handler in this one.
+void Engine::progress_until(Lock& lock, const std::function<void()>& interrupted,
+                            const std::function<bool()>& done,
+                            const std::function<void(int64_t)>& look) {
+  Backoff backoff(options_.may_spin);
+  int64_t now = now_ns();
+  int64_t next_interrupt = now + kInterruptNs;
+  ++waiters_;
+  struct Leave {
+    Engine& engine;
+    Lock& lock;
+    ~Leave() {
+      if (!lock.owns_lock()) lock.lock();
+      --engine.waiters_;
+    }
+  } leave{*this, lock};
+  while (!done()) {
+    refuse_closed();
+    if (progress() > 0) backoff.reset();
+    if (done()) break;
+    look(now);
+    if (done()) break;
+    lock.unlock();
+    backoff.pause();
+    now = now_ns();
+    if (interrupted && now >= next_interrupt) {
+      next_interrupt = now + kInterruptNs;
+      interrupted();
+    }
+    lock.lock();
+  }
+}
+
+void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
+                  const std::function<void()>& interrupted) {
+  if (!work->ended()) {
+    Lock lock = lock_for_call();
+    const int64_t begin = now_ns();
+    const int64_t deadline = begin + timeout_ns;
+    const int64_t ask_at = deadline - std::min(kSecond, timeout_ns / 2);
+    Watch watch(*this, lock);
+    const auto look = [&](int64_t now) {
+      if (now - begin >= kDiagnoseAfterNs) watch.watch(work.get(), now);
+      if (now >= ask_at) watch.ask_all(work->key, now);
+      if (now < deadline || work->ended()) return;
+      throw StallError(
+          work->label + " did not end within " + seconds_text(timeout_ns) + " on rank " +
+          std::to_string(rank_) + ": " + watch.answers(now) + " (" + work->collective->describe() +
+          "). It stays in flight: do not call again but wait for the same work, or end the job");
+    };
+    const auto count_time = [&] { wait_ns_ += now_ns() - begin; };
+    try {
+      progress_until(lock, interrupted, [&] { return work->ended(); }, look);
+    } catch (...) {
+      count_time();
+      throw;
+    }
+    count_time();
+  }
+  if (work->state.load(std::memory_order_acquire) == Work::State::kFailed) {
+    throw MismatchError(work->failure);
+  }
+}
+
+void Engine::shutdown(const std::function<void()>& interrupted) {
+  if (closed_.load() || in_forked_child()) return;
+  Lock lock(mutex_);
+  if (shutting_down_ && shuts_down_ == std::this_thread::get_id()) return;  // a signal handler
+  const auto ignore = [](int64_t) {};
+  while (shutting_down_) {  // another thread is at it; should it be interrupted, this one goes on
+    progress_until(lock, interrupted, [this] { return closed_.load() || !shutting_down_; }, ignore);
+  }
+  if (closed_.load()) return;
+  shutting_down_ = true;
+  shuts_down_ = std::this_thread::get_id();
+  struct Guard {
+    bool& flag;
+    ~Guard() { flag = false; }  // an interrupted shutdown may be repeated
+  } guard{shutting_down_};
+
+  {
+    Watch watch(*this, lock);
+    const auto look = [&](int64_t now) {
+      watch.watch(in_flight_.empty() ? nullptr : in_flight_.begin()->second.get(), now);
+    };
+    progress_until(lock, interrupted, [this] { return in_flight_.empty(); }, look);
+  }
+  for (auto& [number, bucket] : buckets_) {
+    if (bucket.prepared) bucket.prepared->bucket_channel->abort();
+  }
+  buckets_.clear();
+  // What failed has been told to its receivers, who take what is on its way. Not so with buckets:
+  // their messages may have gone to a rank that never launches them.
+  progress_until(
+      lock, interrupted, [this] { return drains_.empty() && !keyed_work_is_leaving(); }, ignore);
+  tell_leaving();
+  // The others may need answers from here until they leave too.
+  const auto all_have_left = [this] {
+    return std::find(left_.begin(), left_.end(), false) == left_.end() && control_->idle();
+  };
+  progress_until(lock, interrupted, all_have_left, ignore);
+  lock.unlock();
+  stop_thread();
+  lock.lock();
+  control_->close();
+  keep_for_good(std::exchange(leaving_, {}));
+  closed_.store(true);
+  transport_.reset();
+}
+
+void Engine::tell_leaving() {
+  const int next = (rank_ + 1) % size_;
+  for (const auto& [key, launches] : next_instances_) {
+    if (key.space != KeySpace::kBucket || next == rank_) continue;
+    MessageHead count;
+    count.type = MessageType::kBucketCount;
+    count.key = key;
+    count.value = launches;
+    control_->send(next, count);
+  }
+  MessageHead leaving;
+  leaving.type = MessageType::kLeaving;
+  for (int to = 0; to < size_; ++to) {
+    if (to != rank_) control_->send(to, leaving);
+  }
+  left_[static_cast<size_t>(rank_)] = true;
+}
+
+bool Engine::keyed_work_is_leaving() const {
+  return std::any_of(leaving_.begin(), leaving_.end(),
+                     [](const auto& work) { return work->keyed_channel != nullptr; });
+}
+
+// Works whose messages nobody will receive: MPI may read their memory as long as the process lives.
+void Engine::keep_for_good(std::vector<std::shared_ptr<Work>> works) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<Work>>;
+  const std::lock_guard guard(mutex);
+  kept->insert(kept->end(), works.begin(), works.end());
+}
+
+}  // namespace ringdl

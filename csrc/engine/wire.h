@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "reduce/reduce.h"
+
+/// What control messages look like: fixed-size structures in the byte order of the machine (ranks
+/// of one job share it), all on one tag.
+namespace ringdl {
+
+enum class Kind : uint8_t { kAllreduce = 0, kBroadcast = 1, kAllgather = 2, kBarrier = 3 };
+
+constexpr std::string_view name_of(Kind kind) {
+  constexpr std::string_view names[] = {"allreduce", "broadcast", "allgather", "barrier"};
+  return names[static_cast<int>(kind)];
+}
+
+/// Where a key's hash comes from: a name, the kind of an unnamed call, or the number of a bucket.
+enum class KeySpace : uint8_t { kName = 0, kUnnamed = 1, kBucket = 2 };
+
+/// What works are matched by. The instance counts the uses of one key.
+struct Key {
+  KeySpace space = KeySpace::kName;
+  uint64_t hash = 0;
+  uint64_t instance = 0;
+
+  bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    return std::hash<uint64_t>()(key.hash * 0x9e3779b97f4a7c15u + key.instance * 4 +
+                                 static_cast<uint64_t>(key.space));
+  }
+};
+
+/// FNV-1a, 64 bits.
+constexpr uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+inline constexpr int kMaxDimensions = 8;
+inline constexpr size_t kMaxNameBytes = 96;
+
+/// All that another rank needs in order to take part in a work.
+struct Description {
+  Kind kind = Kind::kBarrier;
+  DType dtype = DType::kUInt8;
+  Reduction reduction = Reduction::kSum;
+  uint8_t algorithm = 0;
+  int32_t root = -1;
+  int32_t dimensions = 0;
+  uint32_t inline_bytes = 0;  // messages of at most so many bytes travel as control messages
+  int64_t count = 0;
+  uint64_t shape_hash = 0;          // of all dimensions; the first eight follow
+  int64_t shape[kMaxDimensions]{};  // of an allgather without the first dimension
+  char name[kMaxNameBytes]{};       // cut to fit, for people; the key holds the hash of all of it
+};
+
+enum class MessageType : uint8_t {
+  kSubmit = 1,  // description, perhaps with the first message's payload: a rank submitted a key
+  kData,        // payload of message `sequence`
+  kGrant,       // `tag`: the receiver is ready for the large messages of a key, on this tag
+  kClose,       // `sequence` large messages were sent on a granted tag and no more will be
+  kMismatch,    // text: the key fails on every rank
+  kVerdict,     // text: likewise, and ranks that never submitted the key skip it
+  kQuery,       // has the receiver submitted the key? `sequence` numbers the question
+  kAnswer,      // `flag`: submitted; `value`: the serial number of the answering rank's wait
+  kBlocked,     // to rank 0: waiting for the key since a while, `value` is the wait's serial number
+  kBucketCount,  // `value`: so often did the leaving rank launch the bucket
+  kLeaving,      // the sender shuts down and will submit nothing more
+};
+
+struct MessageHead {
+  MessageType type = MessageType::kSubmit;
+  uint8_t flag = 0;
+  uint16_t reserved = 0;
+  int32_t tag = 0;
+  uint32_t sequence = 0;
+  uint32_t payload_bytes = 0;
+  uint64_t value = 0;
+  Key key;
+};
+
+/// The largest payload of one control message. With the head and the description it stays under
+/// 4096 bytes, up to which MPI libraries send shared-memory messages without a handshake.
+inline constexpr size_t kMaxPayloadBytes = 2048;
+inline constexpr size_t kMaxControlBytes =
+    sizeof(MessageHead) + sizeof(Description) + kMaxPayloadBytes;
+
+/// As much of a UTF-8 text as fits, never a part of a character.
+std::string_view cut_to_fit(std::string_view text, size_t bytes);
+
+/// Sets what people read as the name.
+void set_name(Description& description, std::string_view name);
+
+/// "allreduce 'layer1.weight'", "the 3rd unnamed barrier": how errors name a work.
+std::string label_of(const Key& key, const Description& description);
+
+/// Empty if a rank before and this rank mean the same, else what differs: "shape (2, 3) on rank 0
+/// and (2, 4) on rank 1".
+std::string difference(const Description& theirs, int their_rank, const Description& ours,
+                       int our_rank);
+
+}  // namespace ringdl

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "collective/allgather.h"
+#include "collective/collective.h"
+#include "engine/channels.h"
+
+namespace ringdl {
+
+/// One collective in flight on this rank. Shared by the engine, until it ends and its messages have
+/// left, and by whoever waits for it. Only the engine changes it, under its lock.
+class Work {
+ public:
+  enum class State : uint8_t { kPrepared, kRunning, kDone, kFailed };
+
+  Work(uint64_t number, Key work_key, const Description& work_description)
+      : id(number),
+        key(work_key),
+        description(work_description),
+        label(label_of(work_key, work_description)) {}
+
+  /// Whether it has ended, well or not. Any thread, without the lock.
+  bool ended() const {
+    const State now = state.load(std::memory_order_acquire);
+    return now == State::kDone || now == State::kFailed;
+  }
+
+  const uint64_t id;  // unique in its engine
+  const Key key;
+  const Description description;
+  const std::string label;
+  std::atomic<State> state = State::kRunning;
+  std::string failure;  // of kFailed: what MismatchError says
+  /// It has ended and its messages have left: nothing reads or writes its buffer any more. Any
+  /// thread.
+  std::atomic<bool> released = false;
+
+  std::shared_ptr<const void> memory;  // what it reads and writes, if that is not the caller's
+  std::unique_ptr<Collective> collective;
+  Allgather* allgather = nullptr;               // `collective` as what it is, if it is one
+  std::unique_ptr<KeyedChannel> keyed_channel;  // one of the two
+  std::unique_ptr<BucketChannel> bucket_channel;
+  bool touched = false;  // is in the engine's list of works to step
+
+  Channel& channel() {
+    if (keyed_channel) return *keyed_channel;
+    return *bucket_channel;
+  }
+  bool idle() const { return keyed_channel ? keyed_channel->idle() : bucket_channel->idle(); }
+};
+
+}  // namespace ringdl
