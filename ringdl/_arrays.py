@@ -1,0 +1,123 @@
+"""Arrays of the frameworks as the engine takes them, and back: NumPy, and torch on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringdl._engine import DType
+from ringdl._errors import UsageError
+
+
+@dataclass(slots=True)
+class Operand:
+    """One array on its way into the engine.
+
+    Attributes:
+        given: what the caller passed.
+        array: contiguous memory that the engine works on: `given` itself wherever it can be.
+        dtype: what the elements are if `array` cannot say so (bfloat16 in NumPy), else None.
+    """
+
+    given: Any
+    array: Any
+    dtype: DType | None
+
+    def write_back(self) -> Any:
+        """Bring the result to where the caller wants it; returns that array."""
+        if self.array is not self.given and not _share_memory(self.array, self.given):
+            if _is_tensor(self.given):
+                self.given.detach().copy_(self.array)
+            else:
+                self.given.view(self.array.dtype)[...] = self.array
+        return self.given
+
+
+def operand(x: Any, *, written: bool) -> Operand:
+    """Take an array as it is; a non-contiguous one is copied, and written back in the end.
+
+    Args:
+        x: a NumPy array or torch tensor in the CPU's memory, of any shape and strides.
+        written: whether the engine will write the result into it.
+
+    Raises:
+        UsageError: not an array, on a device, read-only, foreign byte order, or no such dtype.
+    """
+    if isinstance(x, np.ndarray):
+        if written and not x.flags.writeable:
+            raise UsageError(
+                "the array is read-only; pass a writable one, or use the form that copies"
+            )
+        if not x.dtype.isnative:
+            raise UsageError(
+                f"the array has foreign byte order (dtype {x.dtype.str}); convert it with "
+                "x.astype(x.dtype.newbyteorder('='))"
+            )
+        if _is_bfloat16(x.dtype):
+            contiguous = x if x.flags.c_contiguous else np.array(x, order="C")
+            return Operand(x, contiguous.view(np.uint16), DType.bfloat16)
+        if x.dtype.name not in DType.__members__:
+            raise UsageError(
+                f"arrays of dtype {x.dtype} are not supported; use one of "
+                f"{', '.join(DType.__members__)}"
+            )
+        return Operand(x, x if x.flags.c_contiguous else np.array(x, order="C"), None)
+    if _is_tensor(x):
+        if x.device.type != "cpu":
+            raise UsageError(
+                f"the tensor is on device {x.device}, and this build of ringdl reduces arrays in "
+                "the CPU's memory only; move it there with .cpu() first"
+            )
+        if x.layout != sys.modules["torch"].strided:
+            raise UsageError(f"the tensor has layout {x.layout}; pass a dense one (.to_dense())")
+        return Operand(x, x.detach().contiguous(), None)
+    raise UsageError(
+        f"expected a NumPy array or a torch tensor, not {type(x).__name__}; "
+        "wrap numbers and lists with numpy.asarray"
+    )
+
+
+def copy_of(x: Any) -> Any:
+    """A contiguous copy of the same kind, for the forms that leave their argument alone."""
+    if isinstance(x, np.ndarray):
+        return np.array(x, order="C")
+    if isinstance(x, (int, float, np.generic)):
+        return np.array(x)
+    if _is_tensor(x) and x.layout == sys.modules["torch"].strided:
+        return x.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+    return x  # operand() says what is wrong with it
+
+
+def gathered(like: Any, rows: int, data: np.ndarray) -> Any:
+    """The bytes that an allgather collected, as `rows` rows of an array of the kind of `like`."""
+    shape = (rows, *like.shape[1:])
+    if _is_tensor(like):
+        torch = sys.modules["torch"]
+        if data.size == 0:
+            return torch.empty(shape, dtype=like.dtype)
+        return torch.from_numpy(data).view(like.dtype).reshape(shape)
+    return data.view(like.dtype).reshape(shape)
+
+
+def item_bytes(x: Any) -> int:
+    """Bytes of one element of an array or tensor."""
+    return int(x.element_size() if _is_tensor(x) else x.itemsize)
+
+
+def _share_memory(a: Any, b: Any) -> bool:
+    if _is_tensor(a):
+        return bool(a.data_ptr() == b.data_ptr())
+    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
+
+
+def _is_tensor(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    ml_dtypes = sys.modules.get("ml_dtypes")  # not loaded: nobody can have made such an array
+    return ml_dtypes is not None and bool(dtype == ml_dtypes.bfloat16)

@@ -1,0 +1,179 @@
+"""Fused gradient buckets, for any framework."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringdl import _engine
+from ringdl._communicator import Communicator
+from ringdl._default import get_communicator
+from ringdl._engine import DType, Reduction
+from ringdl._errors import MismatchError, UsageError
+
+_Spec = tuple[str, list[int], DType, list[int]]
+
+
+class Buckets:
+    """Gradients that live in a few flat arrays, each averaged as soon as it is complete.
+
+    A round is: write each gradient into its view, call `ready`, and in the end `wait`. The
+    communication of a bucket overlaps whatever is done until then. Which rank produced which
+    gradient travels along, so a gradient that is missing on some ranks counts as zeros there.
+
+    Args:
+        specs: per gradient (name, shape, dtype) or (name, shape, dtype, strides), strides in
+            elements, dense; dtype a floating NumPy dtype or its name (``"bfloat16"`` too).
+        bucket_bytes: a bucket is closed once it holds this many bytes.
+        first_bucket_bytes: the same for the first one of each dtype, small so that communication
+            starts early. Buckets are filled in the reverse order of `specs`, about the order in
+            which a backward pass produces gradients.
+        op: Average or Sum.
+        communicator: by default the one of `ringdl.init`.
+
+    Raises:
+        MismatchError: names, shapes, dtypes, order or sizes differ between ranks; on every rank.
+        UsageError: a dtype that is not floating, strides with gaps, a name that occurs twice.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[Sequence[Any]],
+        bucket_bytes: int = 25 << 20,
+        *,
+        first_bucket_bytes: int = 1 << 20,
+        op: Reduction = Reduction.Average,
+        communicator: Communicator | None = None,
+    ) -> None:
+        self.communicator = communicator or get_communicator()
+        self._timeout = self.communicator._timeout
+        number = self.communicator._next_bucket
+        terms: dict[str, Any] = {}
+        gradients: list[_Spec] = []
+        try:
+            gradients = [_normalized(spec) for spec in specs]
+            self.plan = _engine.plan_buckets(gradients, bucket_bytes, first_bucket_bytes)
+            terms = {
+                "bucket_bytes": bucket_bytes,
+                "first_bucket_bytes": first_bucket_bytes,
+                "op": op.name,
+                "number of the first bucket": number,
+            }
+        except UsageError as error:  # the others must hear of it
+            terms = {"error": str(error)}
+        _agree(self.communicator, gradients, terms)
+        self._buckets = _engine.GradientBuckets(
+            self.communicator._engine, gradients, bucket_bytes, first_bucket_bytes, op, number
+        )
+        self.communicator._next_bucket += len(self.plan)
+        self._dtypes = [dtype for _, _, dtype, _ in gradients]
+
+    def views(self) -> list[np.ndarray]:
+        """The gradients in the order of the specs: zero at first, and always the same memory."""
+        views = []
+        for index, dtype in enumerate(self._dtypes):
+            view = self._buckets.numpy_view(index)
+            if dtype == DType.bfloat16:
+                import ml_dtypes
+
+                view = view.view(ml_dtypes.bfloat16)
+            views.append(view)
+        return views
+
+    def dlpack(self, index: int) -> Any:
+        """The memory of one gradient as something that speaks DLPack: for ``torch.from_dlpack``."""
+        return self._buckets.dlpack_view(index)
+
+    def ready(self, index: int) -> None:
+        """Say that gradient `index` is in its view; the last one of a bucket starts its allreduce.
+
+        Raises:
+            UsageError: it is ready already, or there is no such gradient.
+        """
+        self._buckets.ready(index)
+
+    def wait(self, timeout: float | None = None) -> list[bool]:
+        """End the round: flush what is not ready, and wait for all buckets.
+
+        Gradients that are not ready are missing on this rank: their views are set to zero first.
+        After that every view holds the average over all ranks.
+
+        Args:
+            timeout: seconds for each bucket, by default RINGDL_TIMEOUT.
+
+        Returns:
+            For each gradient whether any rank produced it.
+
+        Raises:
+            StallError: some rank has not come in time. The round goes on: wait again.
+        """
+        return self._buckets.wait(self._timeout if timeout is None else timeout)
+
+
+def _normalized(spec: Sequence[Any]) -> _Spec:
+    name, shape, dtype, *strides = spec
+    text = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if text not in DType.__members__:
+        raise UsageError(f"gradient {name!r} has dtype {text}; gradients are floating-point")
+    in_elements = [int(n) for n in strides[0]] if strides else []
+    return name, [int(n) for n in shape], DType[text], in_elements
+
+
+def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, Any]) -> None:
+    """Raise on every rank unless all ranks pass the same; one small allgather if they do."""
+    own = [[name, shape, dtype.name, strides] for name, shape, dtype, strides in gradients]
+    text = json.dumps([terms, own]).encode()
+    digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.uint8).reshape(1, 16)
+    digests = communicator.allgather(digest, name="ringdl.buckets")
+    if (digests == digests[0]).all() and "error" not in terms:
+        return
+    lengths = communicator.allgather(np.array([len(text)]), name="ringdl.buckets.lengths")
+    texts = communicator.allgather(np.frombuffer(text, np.uint8), name="ringdl.buckets.texts")
+    ends = np.cumsum(lengths)
+    plans = [
+        json.loads(texts[end - length : end].tobytes())
+        for length, end in zip(lengths, ends, strict=True)
+    ]
+    for rank, (their_terms, _) in enumerate(plans):
+        if "error" in their_terms:
+            raise UsageError(f"rank {rank} cannot make its buckets: {their_terms['error']}")
+    raise MismatchError(_first_difference(plans))
+
+
+def _first_difference(plans: list[Any]) -> str:
+    """Name the first thing that differs and the ranks that differ from the majority."""
+    terms = [plan[0] for plan in plans]
+    for field in terms[0]:
+        values = [term[field] for term in terms]
+        if values != values[:1] * len(values):
+            return "ranks disagree on their buckets: " + _versions(field, values)
+    for index in range(max(len(plan[1]) for plan in plans)):
+        entries: list[Any] = [plan[1][index] if index < len(plan[1]) else None for plan in plans]
+        if entries == entries[:1] * len(entries):
+            continue
+        for position, field in enumerate(("name", "shape", "dtype", "strides")):
+            values = [None if entry is None else entry[position] for entry in entries]
+            if values != values[:1] * len(values):
+                where = f"{field} of gradient {index}"
+                if field != "name":
+                    where += f" ({entries[0][0]!r})"
+                return (
+                    f"ranks disagree on their buckets: {_versions(where, values)}. Pass the same "
+                    "gradients in the same order on all ranks"
+                )
+    raise AssertionError("digests differ, plans do not")
+
+
+def _versions(what: str, values: list[Any]) -> str:
+    texts = ["nothing" if value is None else json.dumps(value) for value in values]
+    versions = [
+        f"{text} on rank{'s' if count > 1 else ''} "
+        + ", ".join(str(rank) for rank, other in enumerate(texts) if other == text)
+        for text, count in Counter(texts).most_common()
+    ]
+    return f"{what} is " + " and ".join(versions)

@@ -1,0 +1,240 @@
+"""``python -m ringdl doctor``: what was found here, and what it means for ringdl.
+
+No check loads MPI into this process: what has to be asked of MPI is asked in a child process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ringdl import _cores, _launch, _mpirun
+from ringdl._version import __version__
+
+Verdict = Literal["ok", "note", "wrong"]
+
+_TRIAL = """
+import json
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+total = world.allreduce(world.rank + 1)
+local = world.Split_type(MPI.COMM_TYPE_SHARED).size
+if world.rank == 0:
+    print("ringdl:", json.dumps([world.size, total, local, MPI.Query_thread()]), flush=True)
+"""
+
+_THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: what was looked at.
+        verdict: ``"ok"``, ``"note"`` (works, but should be known), ``"wrong"`` (ringdl cannot be
+            used like this).
+        text: what was found and what it means.
+    """
+
+    name: str
+    verdict: Verdict
+    text: str
+
+
+def examine(trial: bool = True) -> list[Check]:
+    """Look at everything.
+
+    Args:
+        trial: whether to start two ranks, to see that they find each other.
+    """
+    launcher = _launch.detect(os.environ)
+    cores = _cores.read_cores()
+    return [
+        check_python(sys.version_info[:3]),
+        check_engine(),
+        check_launcher(launcher),
+        check_cores(cores),
+        check_threads(cores, os.environ),
+        check_shared_memory(),
+        *check_mpi(trial and launcher is None, cores),
+        check_torch(),
+        Check("CUDA", "note", "not used: gradients on a GPU travel through host memory"),
+    ]
+
+
+def is_usable(checks: Sequence[Check]) -> bool:
+    """Whether nothing is wrong."""
+    return all(check.verdict != "wrong" for check in checks)
+
+
+def report(checks: Sequence[Check]) -> str:
+    """One line per check, and one that sums up."""
+    width = max(len(check.name) for check in checks)
+    lines = [f"{check.verdict:5}  {check.name:{width}}  {check.text}" for check in checks]
+    wrong = sum(check.verdict == "wrong" for check in checks)
+    end = "ringdl can be used here" if not wrong else f"{wrong} to mend before ringdl can be used"
+    return "\n".join([*lines, "", end])
+
+
+def check_python(version: Sequence[int]) -> Check:
+    """Python's version."""
+    text = f"{'.'.join(map(str, version))} ({sys.executable}) on {platform.machine()}"
+    if tuple(version) < (3, 11):
+        return Check("Python", "wrong", f"{text}: ringdl needs 3.11 or newer")
+    return Check("Python", "ok", text)
+
+
+def check_engine() -> Check:
+    """Whether the compiled engine is there, and which instructions it uses."""
+    try:
+        engine = importlib.import_module("ringdl._engine")
+    except ImportError as error:
+        return Check(
+            "ringdl", "wrong", f"{__version__} without its engine ({error}): run `pip install .`"
+        )
+    level = getattr(engine, "simd_level", None)
+    name = level() if callable(level) else level
+    return Check("ringdl", "ok", f"{__version__}, reductions in {name or 'portable code'}")
+
+
+def check_launcher(launcher: _launch.Launcher | None) -> Check:
+    """Whether a launcher started this process."""
+    if launcher is None:
+        return Check(
+            "launcher",
+            "ok",
+            "none: alone, size is 1; `python -m ringdl run -n 2 train.py` starts two",
+        )
+    return Check("launcher", "ok", f"{launcher} started this process")
+
+
+def check_cores(cores: _cores.Cores) -> Check:
+    """How many ranks can run at once."""
+    text = f"{cores.cores} cores ({cores.cpus} of the machine's {cores.online} CPUs are allowed)"
+    if cores.quota is not None and cores.quota < cores.cores:
+        return Check(
+            "cores",
+            "note",
+            f"{text}, but the CPU quota is {cores.quota:g}: no more ranks than that",
+        )
+    return Check("cores", "ok", f"{text}: up to {cores.usable} ranks on this host")
+
+
+def check_threads(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
+    """Whether OMP_NUM_THREADS suits the cores that this process may use."""
+    text = environ.get("OMP_NUM_THREADS", "")
+    if not text.isdigit():
+        return Check("threads", "ok", "OMP_NUM_THREADS is not set; `run` sets it to cores per rank")
+    if int(text) > cores.usable:
+        return Check(
+            "threads", "note", f"OMP_NUM_THREADS={text}, more than {cores.usable} cores: slow"
+        )
+    return Check("threads", "ok", f"OMP_NUM_THREADS={text}")
+
+
+def check_shared_memory(path: str = "/dev/shm") -> Check:
+    """The size of /dev/shm, which MPI libraries use; ringdl's own segments do not need it."""
+    try:
+        info = os.statvfs(path)
+    except OSError:
+        return Check("shared memory", "note", f"there is no {path}: MPI may be slow; ringdl is not")
+    free_mib = info.f_bavail * info.f_frsize >> 20
+    text = f"{free_mib} MiB free in {path}"
+    if free_mib < 128:
+        return Check(
+            "shared memory", "note", f"{text}: enough for ringdl, MPI itself may want more"
+        )
+    return Check("shared memory", "ok", text)
+
+
+def check_mpi(trial: bool, cores: _cores.Cores) -> list[Check]:
+    """The MPI library, its mpirun, and whether two ranks find each other.
+
+    Without MPI, one rank works; that is a note. A library without its mpirun is a note, too: the
+    machine's own launcher may do. Two ranks that were started and do not find each other are wrong.
+    """
+    try:
+        library = _mpirun.find_library()
+    except _mpirun.LaunchError as error:
+        return [Check("MPI", "note", f"only one rank is possible: {error}")]
+    known = library.vendor in (_mpirun.OPEN_MPI, _mpirun.MPICH, _mpirun.INTEL_MPI)
+    checks = [
+        Check(
+            "MPI",
+            "ok" if known else "note",
+            f"{library}, loaded by mpi4py {library.mpi4py}"
+            + ("" if known else ": it may work if it has the ABI of Open MPI or MPICH"),
+        )
+    ]
+    try:
+        mpirun = _mpirun.find_mpirun(library)
+    except _mpirun.LaunchError as error:
+        return [*checks, Check("mpirun", "note", str(error))]
+    checks.append(Check("mpirun", "ok", f"{mpirun} belongs to it"))
+    if trial:
+        command = _mpirun.compose(
+            library,
+            mpirun,
+            2,
+            [sys.executable, "-c", _TRIAL],
+            cores=cores,
+            environ=os.environ,
+            is_root=os.geteuid() == 0,
+        )
+        checks.append(_try(command))
+    return checks
+
+
+def _try(command: Sequence[str]) -> Check:
+    try:
+        child = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Check("two ranks", "wrong", "did not find each other within 60 s")
+    return judge_trial(child.returncode, child.stdout, child.stderr)
+
+
+def judge_trial(code: int, out: str, err: str) -> Check:
+    """What the output of two ranks that were started as a trial means."""
+    answers = [line for line in out.splitlines() if line.startswith("ringdl:")]
+    if code != 0 or not answers:
+        words = [line for line in (err + out).splitlines() if line.strip(" -")]
+        first = words[0].strip() if words else "no output"
+        return Check(
+            "two ranks",
+            "wrong",
+            f"do not start (exit code {code}: {first}); on a login node, try it in a job",
+        )
+    size, total, local, level = json.loads(answers[0].removeprefix("ringdl:"))
+    if (size, total) != (2, 3):
+        return Check("two ranks", "wrong", f"see a size of {size}: mpirun is of another MPI")
+    text = f"started and added up, {local} on this host, threads {_THREAD_LEVELS[level]}"
+    if level < len(_THREAD_LEVELS) - 1:
+        return Check("two ranks", "note", f"{text}: no progress in the background between hosts")
+    return Check("two ranks", "ok", text)
+
+
+def check_torch() -> Check:
+    """Whether PyTorch is installed; it is not imported."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Check(
+            "PyTorch", "note", "not installed; ringdl.torch needs it: `pip install ringdl[torch]`"
+        )
+    return Check("PyTorch", "ok", version)

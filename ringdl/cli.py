@@ -1,0 +1,154 @@
+"""The command line: ``python -m ringdl run | doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringdl import _cores, _doctor, _launch, _mpirun
+from ringdl._version import __version__
+
+_EXAMPLES = """\
+examples:
+  python -m ringdl run -n 2 train.py --epochs 3
+  python -m ringdl run train.py                            one rank per core
+  python -m ringdl run -n 8 --hostfile hosts -- train.py   mpirun's own options end with --
+  python -m ringdl doctor                                  what is here, and is it usable?
+"""
+
+_RUN_USAGE = (
+    "python -m ringdl run [-n N] [--mpirun PATH] [--dry-run] [mpirun options --]"
+    " (script.py | -m module) [arguments]"
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a subcommand.
+
+    Args:
+        arguments: the words after ``python -m ringdl``.
+
+    Returns:
+        The exit code: 0, 1 if the doctor found no usable set-up, 2 for a command that cannot be
+        carried out. ``run`` does not return if it succeeds: the process becomes mpirun.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m ringdl",
+        description="Averages gradients over MPI.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ringdl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run | doctor")
+    commands.add_parser("run", help="start a script on several ranks", add_help=False)
+    commands.add_parser("doctor", help="say what was found and what it means", add_help=False)
+    known, rest = parser.parse_args(arguments[:1]), list(arguments[1:])
+    try:
+        return {"run": _run, "doctor": _doctor_command}[known.command](rest)
+    except _mpirun.LaunchError as error:
+        print(f"ringdl: {error}", file=sys.stderr)
+        return 2
+
+
+def split_run(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Split the arguments of ``run`` into its own options, mpirun's options, and the program.
+
+    Its own options come first. What follows is the program, unless it begins with another option:
+    then mpirun's options last until ``--``.
+
+    Raises:
+        LaunchError: if mpirun's options do not end.
+    """
+    own: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest[0]
+        if word in ("-n", "-np", "--np", "--mpirun"):
+            own += ["--mpirun" if word == "--mpirun" else "-n", *rest[1:2]]
+            del rest[:2]
+        elif word in ("--dry-run", "-h", "--help") or re.fullmatch(
+            r"(-n|--np=)\d+|--mpirun=.+", word
+        ):
+            own.append(word.replace("--np=", "-n"))
+            del rest[0]
+        else:
+            break
+    if not rest or rest[0] == "-m" or not rest[0].startswith("-"):
+        return own, [], rest
+    if "--" not in rest:
+        raise _mpirun.LaunchError(
+            f"{rest[0]} is taken as an option of mpirun; end these with --, as in `{_RUN_USAGE}`"
+        )
+    end = rest.index("--")
+    return own, rest[:end], rest[end + 1 :]
+
+
+def _run(arguments: list[str]) -> int:
+    own, options, program = split_run(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m ringdl run",
+        usage=_RUN_USAGE,
+        description="Start a Python script on N ranks, by the mpirun of the MPI that mpi4py loads.",
+        epilog="Placement options of yours replace ringdl's own.",
+    )
+    parser.add_argument("-n", type=int, metavar="N", help="number of ranks (default: cores)")
+    parser.add_argument("--mpirun", metavar="PATH", help="use this mpirun; it must match")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    chosen = parser.parse_args(own)
+
+    _check_program(program)
+    launcher = _launch.detect(os.environ)
+    if launcher is not None and (launcher.name != "Slurm" or launcher.size != 1):
+        raise _mpirun.LaunchError(
+            f"this process was itself started by {launcher}, and mpirun does not work inside of it:"
+            " start the script directly, without `python -m ringdl run`"
+        )
+    cores = _cores.read_cores()
+    ranks = _default_ranks(cores) if chosen.n is None else chosen.n
+    if ranks < 1:
+        raise _mpirun.LaunchError(f"-n {ranks}: at least one rank is needed")
+    library = _mpirun.find_library()
+    mpirun = _mpirun.find_mpirun(library, chosen.mpirun)
+    command = _mpirun.compose(
+        library,
+        mpirun,
+        ranks,
+        [sys.executable, *program],
+        cores=cores,
+        environ=os.environ,
+        options=options,
+        is_root=os.geteuid() == 0,
+    )
+    print("ringdl:", shlex.join(command), file=sys.stderr, flush=True)
+    if not chosen.dry_run:
+        sys.stdout.flush()
+        os.execv(command[0], command)
+    return 0
+
+
+def _check_program(program: list[str]) -> None:
+    if not program or (program[0] == "-m" and len(program) < 2):
+        raise _mpirun.LaunchError(f"there is no script to run: `{_RUN_USAGE}`")
+    if program[0] != "-m" and not Path(program[0]).exists():
+        raise _mpirun.LaunchError(f"there is no script {program[0]} in {Path.cwd()}")
+
+
+def _default_ranks(cores: _cores.Cores) -> int:
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    return int(tasks) if tasks.isdigit() else cores.usable
+
+
+def _doctor_command(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m ringdl doctor", description="Say what was found and what it means."
+    )
+    parser.add_argument("--quick", action="store_true", help="do not start two ranks as a trial")
+    chosen = parser.parse_args(arguments)
+    checks = _doctor.examine(trial=not chosen.quick)
+    print(_doctor.report(checks))
+    return 0 if _doctor.is_usable(checks) else 1

@@ -1,0 +1,209 @@
+"""DistributedOptimizer: a script's optimizer, stepping on gradients averaged over all ranks."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+import ringdl
+from ringdl.torch._gradients import Gradients, find_owner
+from ringdl.torch._state import check_replicas
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
+NamedParameters = list[tuple[str, torch.Tensor]]
+
+
+def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
+    optimizer: AnyOptimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    *,
+    backward_passes_per_step: int = 1,
+    op: ringdl.Reduction = ringdl.Average,
+) -> AnyOptimizer:
+    """Make an optimizer average its gradients over all ranks. Collective.
+
+    Returns the very same object, its class changed to a subclass: learning-rate schedulers, hooks
+    and references made before stay valid, and ``state_dict()`` is what it was. Gradients are
+    averaged when ``backward()`` returns, so clipping needs no extra call. ``step()`` joins the
+    averaging on a rank that had no backward (its gradients count as zeros); the first ``step()``
+    compares the parameters of all ranks. A gradient that no rank produced stays None.
+
+    A second backward before ``step()`` adds to the averaged gradients and averages again; with
+    ``op=Sum`` that counts the earlier ones once per rank, so accumulate under ``no_sync()`` there.
+    Ranks that run a backward at all must run the same number of them between two steps.
+
+    The optimizer gains ``synchronize()``, ``skip_synchronize()`` and ``no_sync()``.
+
+    Args:
+        optimizer: any torch.optim.Optimizer over dense CPU parameters. Parameters that do not
+            require gradients now take no part.
+        named_parameters: ``model.named_parameters()``, in the same order on every rank; may hold
+            more than the optimizer's. By default names are made from the parameter group and the
+            position in it.
+        backward_passes_per_step: average only in every so many-th backward; gradients are summed
+            over the passes.
+        op: Average or Sum.
+
+    Raises:
+        UsageError: if it is wrapped already, or names are duplicate or missing.
+        MismatchError: on every rank, if the parameters' names, shapes, dtypes or order differ.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ringdl.UsageError(
+            f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, Distributed):
+        raise ringdl.UsageError("this optimizer is wrapped in DistributedOptimizer already")
+    if op not in (ringdl.Average, ringdl.Sum):
+        raise ringdl.UsageError(f"gradients are reduced with Average or Sum, not {op}")
+    if backward_passes_per_step < 1:
+        raise ringdl.UsageError(
+            f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}"
+        )
+    named = _name_parameters(optimizer, named_parameters)
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    if not trained:
+        raise ringdl.UsageError(
+            "no parameter of this optimizer requires a gradient, so there is nothing to average"
+        )
+    _refuse_shared(trained)
+    optimizer._ringdl_gradients = Gradients(trained, op, backward_passes_per_step)  # type: ignore[attr-defined]
+    optimizer._ringdl_named_parameters = named  # type: ignore[attr-defined]
+    optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]  # type: ignore[attr-defined]
+    optimizer.__class__ = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
+    optimizer.register_step_pre_hook(_before_step)
+    optimizer.register_step_post_hook(_after_step)
+    return optimizer
+
+
+class Distributed(torch.optim.Optimizer):
+    """What a wrapped optimizer's class inherits from, besides its own. Never constructed."""
+
+    _ringdl_gradients: Gradients
+    _ringdl_named_parameters: NamedParameters
+    _ringdl_frozen: NamedParameters
+    _ringdl_replicas_checked = False
+    _ringdl_skips = False
+
+    def synchronize(self) -> None:
+        """Average what ``backward()`` has not averaged yet. Collective."""
+        self._ringdl_gradients.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step()`` in this context averages nothing (after ``synchronize()``)."""
+        self._ringdl_skips = True
+        try:
+            yield
+        finally:
+            self._ringdl_skips = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """``backward()`` here adds to local gradients; the next one outside averages the sum."""
+        with self._ringdl_gradients.local():
+            yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As ever; and a rank without a backward after it joins in ``step()``."""
+        super().zero_grad(set_to_none)
+        self._ringdl_gradients.expect_round()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy or a pickle is a bare optimizer."""
+        return _make_bare, (type(self).__bases__[1],), self.__getstate__()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the buckets are agreed once, when the optimizer is wrapped."""
+        raise ringdl.UsageError(
+            "parameters cannot be added to a wrapped optimizer; add them before wrapping it"
+        )
+
+
+def _make_bare(bare_class: type[AnyOptimizer]) -> AnyOptimizer:
+    return bare_class.__new__(bare_class)
+
+
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Runs first in ``step()``, also where a scheduler has replaced ``step`` on the instance."""
+    assert isinstance(optimizer, Distributed)
+    gradients = optimizer._ringdl_gradients
+    runs_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+    if not optimizer._ringdl_skips and (gradients.is_pending or not runs_closure):
+        gradients.synchronize()
+    for name, parameter in optimizer._ringdl_frozen:
+        if parameter.grad is not None:
+            raise ringdl.UsageError(
+                f"the parameter {name!r} has a gradient, but did not require one when the "
+                "optimizer was wrapped, so it is not averaged; unfreeze parameters first, then "
+                "make the optimizer and wrap it"
+            )
+    if not optimizer._ringdl_replicas_checked:
+        check_replicas(optimizer._ringdl_named_parameters, f"replicas.{gradients.number}")
+        optimizer._ringdl_replicas_checked = True
+
+
+def _after_step(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    assert isinstance(optimizer, Distributed)
+    optimizer._ringdl_gradients.expect_round()
+
+
+def _name_parameters(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> NamedParameters:
+    """The optimizer's parameters, each once; in the order of ``named_parameters``, if given."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if named_parameters is None:
+        named = [
+            (f"group{group_index}.{index}", parameter)
+            for group_index, group in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+        ]
+    else:
+        named = list(named_parameters)
+        if not all(
+            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
+            for pair in named
+        ):
+            raise ringdl.UsageError(
+                "named_parameters must be (name, parameter) pairs, as model.named_parameters() is"
+            )
+    # A tied parameter may come under several names; the first one stays.
+    unique = {
+        id(parameter): (name, parameter)
+        for name, parameter in reversed(named)
+        if id(parameter) in own
+    }
+    ordered = [unique.pop(id(parameter)) for _, parameter in named if id(parameter) in unique]
+    twice = [name for name, count in Counter(name for name, _ in ordered).items() if count > 1]
+    if twice:
+        raise ringdl.UsageError(
+            f"named_parameters gives the name {twice[0]!r} to different parameters"
+        )
+    unnamed = len(own) - len(ordered)
+    if unnamed:
+        raise ringdl.UsageError(
+            f"named_parameters lacks {unnamed} of the optimizer's {len(own)} parameters"
+        )
+    return ordered
+
+
+def _refuse_shared(named: NamedParameters) -> None:
+    """A gradient lives in one bucket, so its parameter has one wrapped optimizer."""
+    if any(find_owner(parameter) for _, parameter in named):
+        gc.collect()  # a dropped optimizer may be part of a cycle
+    for name, parameter in named:
+        if find_owner(parameter):
+            raise ringdl.UsageError(
+                f"the parameter {name!r} belongs to another wrapped optimizer; drop that one, and "
+                "what refers to it (a scheduler, say), before wrapping a new one"
+            )

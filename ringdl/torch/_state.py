@@ -1,0 +1,188 @@
+"""Equal replicas: broadcast parameters and optimizer state, find replicas that differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import ringdl
+
+_DIGEST_BYTES = 16
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
+    root_rank: int = 0,
+) -> None:
+    """Overwrite tensors with those of ``root_rank``, in place. Collective.
+
+    Args:
+        params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``: CPU
+            tensors of any dtype and strides, with the same names, shapes and dtypes on every rank.
+            Other values of a state_dict (a module's extra state) are left alone.
+        root_rank: whose values all ranks get.
+
+    Raises:
+        MismatchError: on every rank, if names, shapes or dtypes differ; no tensor has changed then.
+    """
+    pairs = params.items() if isinstance(params, Mapping) else enumerate(params)
+    named: dict[str, torch.Tensor] = {}
+    for key, value in pairs:
+        name, tensor = value if isinstance(value, tuple) else (str(key), value)
+        if isinstance(tensor, torch.Tensor):
+            named[name] = tensor.detach()
+    specs = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items()]
+    root_specs = ringdl.broadcast_object(specs, root=root_rank)
+    difference = _first_difference(specs, root_specs)
+    differing = np.flatnonzero(ringdl.allgather(np.array([difference is not None])))
+    if len(differing) > 0:
+        raise ringdl.MismatchError(ringdl.broadcast_object(difference, root=int(differing[0])))
+    for name, _, _ in root_specs:
+        _broadcast_tensor(named[name], root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Give every rank the optimizer state and options of ``root_rank``. Collective.
+
+    Works for any optimizer whose ``state_dict()`` holds CPU tensors and picklable values, also if
+    the other ranks have no state yet (only the root has read a checkpoint). Tensors arrive with the
+    root's dtype and strides, also where ``load_state_dict()`` would cast them.
+    """
+    is_root = ringdl.rank() == root_rank
+    sent: list[torch.Tensor] = []
+    skeleton = (
+        _map(optimizer.state_dict(), torch.Tensor, lambda tensor: _describe(tensor, sent))
+        if is_root
+        else None
+    )
+    skeleton = ringdl.broadcast_object(skeleton, root=root_rank)
+    received: list[torch.Tensor] = []
+
+    def make(form: _Form) -> torch.Tensor:
+        received.append(torch.empty_strided(form.shape, form.strides, dtype=form.dtype))
+        return received[-1]
+
+    state_dict = None if is_root else _map(skeleton, _Form, make)
+    for tensor in sent if is_root else received:
+        _broadcast_tensor(tensor, root_rank)
+    if state_dict is not None:
+        optimizer.load_state_dict(state_dict)
+        _restore_dtypes(optimizer, state_dict["state"])
+
+
+def check_replicas(named_parameters: Sequence[tuple[str, torch.Tensor]], name: str) -> None:
+    """Compare the bits of the parameters over all ranks. Collective; reads them once.
+
+    Args:
+        named_parameters: the same names in the same order on every rank.
+        name: what the collectives are matched by.
+
+    Raises:
+        MismatchError: on every rank, if they differ; names the first one, the ranks, and the call
+        that mends it.
+    """
+    if ringdl.size() == 1:
+        return
+    digests = np.stack([_digest(parameter) for _, parameter in named_parameters])
+    combined = np.frombuffer(hashlib.sha256(digests.tobytes()).digest()[:_DIGEST_BYTES], np.uint8)
+    if _all_equal(ringdl.allgather(combined[None].copy(), name=name)):
+        return
+    gathered = ringdl.allgather(digests[None], name=f"{name}.each")
+    index = next(index for index in range(len(digests)) if not _all_equal(gathered[:, index]))
+    differing = [
+        rank for rank in range(ringdl.size()) if (gathered[rank, index] != gathered[0, index]).any()
+    ]
+    raise ringdl.MismatchError(
+        f"the replicas differ at the first step: in the parameter {named_parameters[index][0]!r}, "
+        f"{_ranks_text(differing)} other values than rank 0; call "
+        "ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training"
+    )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What stands for a tensor in a skeleton."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _describe(tensor: torch.Tensor, sent: list[torch.Tensor]) -> _Form:
+    sent.append(tensor.detach())
+    return _Form(
+        tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype
+    )
+
+
+def _map(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples with ``function`` applied to each ``kind``."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: _map(value, kind, function) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_map(value, kind, function) for value in tree)
+    return tree
+
+
+def _restore_dtypes(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None:
+    """Undo the casts of ``load_state_dict()``: the root has not loaded, so it has none."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        loaded = optimizer.state.get(parameter, {})
+        for key, value in state.get(index, {}).items():
+            if isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
+                loaded[key] = value
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's elements in row-major order as uint8; the same memory if it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _broadcast_tensor(tensor: torch.Tensor, root_rank: int) -> None:
+    if tensor.numel() == 0:
+        return
+    contiguous = tensor.detach().contiguous()
+    ringdl.broadcast_(_as_bytes(contiguous), root=root_rank)
+    if contiguous.data_ptr() != tensor.data_ptr() and ringdl.rank() != root_rank:
+        tensor.copy_(contiguous)
+
+
+def _digest(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.frombuffer(
+        hashlib.sha256(_as_bytes(tensor).numpy().data).digest()[:_DIGEST_BYTES], np.uint8
+    )
+
+
+def _all_equal(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
+    return bool((rows == rows[0]).all())
+
+
+def _first_difference(specs: list[Any], root_specs: list[Any]) -> str | None:
+    """How these specs differ from the root's, in any order; None if they do not."""
+    own = {name: (shape, dtype) for name, shape, dtype in specs}
+    root = {name: (shape, dtype) for name, shape, dtype in root_specs}
+    for name in own | root:
+        if own.get(name) != root.get(name):
+            here, there = (_spec_text(side.get(name)) for side in (own, root))
+            return (
+                f"broadcast_parameters: {name!r} is {here} on rank {ringdl.rank()}, "
+                f"but {there} on the root rank; build the same model on all ranks"
+            )
+    return None
+
+
+def _spec_text(spec: tuple[tuple[int, ...], str] | None) -> str:
+    return "missing" if spec is None else f"{spec[1].removeprefix('torch.')}{list(spec[0])}"
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {listed} has" if len(ranks) == 1 else f"ranks {listed} have"
