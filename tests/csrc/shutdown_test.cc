@@ -1,0 +1,171 @@
+// Shutting down: from several threads, interrupted, with failed works, and not at all in a fork.
+// Each case runs in a process of its own: much of what it guards against is a crash or a hang.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "calls.h"
+#include "child.h"
+#include "ranks.h"
+
+using namespace ringdl;
+using namespace ringdl::check;
+
+namespace {
+
+// shutdown() returned while a failed work was still sending from its caller's buffer.
+void failed_works_leave_before_shutdown() {
+  EngineOptions options;
+  options.segment_bytes = 4096;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    run_engines(3, options, {512, seed}, [](const Shared& engine) {
+      std::vector<float> data(100000, 1.0f);
+      const int64_t count = engine->rank() == 2 ? 99999 : 100000;
+      const auto work = engine->submit(sum_of(count, "k"), data.data());
+      CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, "shape");
+      engine->shutdown();
+      const std::vector<uint64_t> ended = engine->take_ended();
+      CHECK(work->idle());
+      CHECK(std::find(ended.begin(), ended.end(), work->id) != ended.end());
+    });
+  }
+}
+
+// shutdown() took the transport away from another thread's wait() that was about to look again.
+void shutdown_waits_for_waiters() {
+  std::atomic<bool> looks_away = false;
+  run_engines(2, {}, {}, [&](const Shared& engine) {
+    float x = 1;
+    if (engine->rank() == 1) until([&] { return looks_away.load(); });
+    const auto work = engine->submit(sum_of(1, "late"), &x);
+    if (engine->rank() == 0) {
+      std::thread waiter([&] {
+        engine->wait(work, kTimeout, [&] {
+          looks_away = true;
+          pause_ms(500);
+        });
+      });
+      until([&] { return looks_away.load(); });
+      engine->shutdown();
+      waiter.join();
+    } else {
+      engine->wait(work, kTimeout);
+    }
+    CHECK_EQ(x, 2.0f);
+  });
+}
+
+// Two threads in shutdown() waited for each other, or one was told that the engine is shut down.
+void two_threads_shut_down() {
+  for (int i = 0; i < 100; ++i) {
+    run_engines(2, {}, {}, [](const Shared& engine) {
+      std::atomic<int> well = 0;
+      const auto shut_down = [&] {
+        try {
+          engine->shutdown();
+          well += engine->is_shut_down();
+        } catch (const UsageError&) {
+        }
+      };
+      std::thread other(shut_down);
+      shut_down();
+      other.join();
+      CHECK_EQ(well.load(), 2);
+    });
+  }
+}
+
+// An interrupted shutdown() could not be repeated: the next one waited for the first.
+void interrupted_shutdown_is_repeated() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    if (engine->rank() == 0) {
+      CHECK_THROWS(engine->shutdown([] { throw Error("interrupted"); }), Error, "interrupted");
+    } else {
+      pause_ms(300);
+    }
+    engine->shutdown();
+    CHECK(engine->is_shut_down());
+  });
+}
+
+// Works that can never match kept ranks of which two threads had called in shutdown() for ever.
+void shutdown_ends_what_never_matches() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    float x = 1;
+    float y = 1;
+    std::thread other([&] { engine->wait(engine->submit(sum_of(1, "t"), &x), kTimeout); });
+    other.join();
+    const std::string own = "own of rank " + std::to_string(engine->rank());
+    const auto work = engine->submit(sum_of(1, own), &y);
+    CHECK_THROWS(engine->wait(work, kSecond / 4), StallError, "has not come");
+    engine->shutdown();
+    CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, own);
+  });
+}
+
+// A signal handler that shuts down while its own thread waits waited for itself.
+void shutdown_within_wait() {
+  std::atomic<bool> is_handling = false;
+  run_engines(2, {}, {}, [&](const Shared& engine) {
+    float x = 1;
+    if (engine->rank() == 1) until([&] { return is_handling.load(); });
+    const auto work = engine->submit(sum_of(1, "late"), &x);
+    engine->wait(work, kTimeout, [&] {
+      is_handling = true;
+      if (engine->rank() == 0) engine->shutdown();
+    });
+    CHECK_EQ(x, 2.0f);
+  });
+}
+
+// A forked child that let go of an engine waited for its parent's progress thread.
+void forked_child_lets_go() {
+  auto transports = make_loopback(2);
+  Shared first = make_engine(std::move(transports[0]), {});
+  const Shared second = make_engine(std::move(transports[1]), {});
+  pause_ms(200);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(5);
+    bool refused = false;
+    try {
+      first->submit({}, nullptr);
+    } catch (const UsageError&) {
+      refused = true;
+    }
+    first.reset();
+    _exit(refused ? 7 : 8);
+  }
+  int status = 0;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ(WEXITSTATUS(status), 7);
+  std::thread other([&] { second->shutdown(); });
+  first->shutdown();
+  other.join();
+}
+
+}  // namespace
+
+int main() {
+  const std::pair<const char*, void (*)()> cases[] = {
+      {"failed_works_leave_before_shutdown", failed_works_leave_before_shutdown},
+      {"shutdown_waits_for_waiters", shutdown_waits_for_waiters},
+      {"two_threads_shut_down", two_threads_shut_down},
+      {"interrupted_shutdown_is_repeated", interrupted_shutdown_is_repeated},
+      {"shutdown_ends_what_never_matches", shutdown_ends_what_never_matches},
+      {"shutdown_within_wait", shutdown_within_wait},
+      {"forked_child_lets_go", forked_child_lets_go},
+  };
+  for (const auto& [name, body] : cases) in_child(name, 20, body);
+  return report();
+}

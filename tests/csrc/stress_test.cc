@@ -1,0 +1,330 @@
+// Random programs: mismatches, short timeouts, late ranks, works that nobody waits for, buckets,
+// several threads and shutdowns at any moment. A failing seed runs by itself with
+//   stress_test SEED 1
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "child.h"
+#include "engine/engine.h"
+#include "engine/gradient_buckets.h"
+#include "ranks.h"
+
+using namespace ringdl;
+
+namespace {
+
+constexpr int64_t kTimeout = 20 * kSecond;
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+  int below(int end) { return static_cast<int>(engine_() % static_cast<uint64_t>(end)); }
+  bool one_in(int count) { return below(count) == 0; }
+  uint64_t seed() { return engine_(); }
+  void pause(int at_most_us) {
+    std::this_thread::sleep_for(std::chrono::microseconds(below(at_most_us)));
+  }
+  template <class T>
+  void shuffle(std::vector<T>& values) {
+    std::shuffle(values.begin(), values.end(), engine_);
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// What all ranks do, but for the one that disagrees.
+struct Operation {
+  Call call;
+  int wrong_rank = -1;
+  int field = 0;   // what that rank passes otherwise: shape, dtype, or kind
+  int offset = 0;  // rank r contributes r + offset
+};
+
+using Operations = std::vector<Operation>;
+
+struct Program {
+  int size;
+  int threads;
+  EngineOptions options;
+  LoopbackOptions loopback;
+  bool has_buckets;
+  bool is_typo_last;                            // the last rank ends with a name of its own
+  int dropping_rank = -1;                       // drops its buckets in the middle of the last round
+  std::vector<std::vector<Operations>> rounds;  // by round and thread
+};
+
+Operations random_operations(Random& random, int size, int thread) {
+  constexpr int64_t kCounts[] = {0, 1, 7, 100, 517, 3000, 20000};
+  Operations operations;
+  const int count = 1 + random.below(10);
+  for (int i = 0; i < count; ++i) {
+    Operation operation;
+    Call& call = operation.call;
+    call.kind = static_cast<Kind>(random.below(4));
+    call.dtype = DType::kFloat32;
+    // Unnamed calls are matched by their order, which two threads do not have.
+    if (thread > 0 || !random.one_in(3)) {
+      call.name = std::to_string(thread) + "/" + std::to_string(i);
+    }
+    if (call.kind != Kind::kBarrier) {
+      call.shape = {kCounts[random.below(7)]};
+      if (random.one_in(6)) operation.wrong_rank = random.below(size);
+    }
+    if (call.kind == Kind::kAllgather) call.shape = {call.shape[0] % 100, 2};
+    if (call.kind == Kind::kBroadcast) call.root = random.below(size);
+    operation.field = random.below(call.name.empty() ? 2 : 3);
+    operation.offset = i;
+    operations.push_back(operation);
+  }
+  return operations;
+}
+
+Program random_program(uint64_t seed) {
+  Random random(seed);
+  Program program;
+  program.size = 2 + random.below(3);
+  program.threads = 1 + random.below(2);
+  if (!random.one_in(3)) program.options.segment_bytes = size_t{64} << random.below(7);
+  if (random.one_in(3)) program.options.inline_bytes = static_cast<size_t>(64 * random.below(4));
+  program.loopback = {random.one_in(2) ? 512u : 4096u, random.one_in(3) ? 0 : seed + 1};
+  program.has_buckets = random.one_in(2);
+  program.is_typo_last = program.threads == 1 && random.one_in(6);
+  if (program.has_buckets && random.one_in(3)) program.dropping_rank = random.below(program.size);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<Operations>& threads = program.rounds.emplace_back();
+    for (int thread = 0; thread < program.threads; ++thread) {
+      threads.push_back(random_operations(random, program.size, thread));
+    }
+  }
+  return program;
+}
+
+struct Started {
+  Operation operation;
+  std::shared_ptr<Work> work;
+  float* data;
+};
+
+/// One rank's part of a program.
+class Rank {
+ public:
+  Rank(const Program& program, std::shared_ptr<Engine> engine, uint64_t seed)
+      : program_(program), engine_(std::move(engine)), random_(seed) {
+    if (!program.has_buckets) return;
+    for (int i = 0; i < 8; ++i) {
+      specs_.push_back({"g" + std::to_string(i), {i * 97 % 200 + 1}, DType::kFloat32, {}});
+    }
+    buckets_ = std::make_unique<GradientBuckets>(engine_, specs_, plan_buckets(specs_, 700, 300),
+                                                 Reduction::kSum, 0);
+  }
+
+  void run() {
+    for (const std::vector<Operations>& round : program_.rounds) {
+      std::vector<std::thread> others;
+      for (size_t thread = 1; thread < round.size(); ++thread) {
+        others.emplace_back([&, thread, seed = random_.seed()] {
+          try {
+            run_operations(round[thread], Random(seed), nullptr);
+          } catch (const std::exception& error) {
+            check::record(false, __FILE__, __LINE__, error.what());
+          }
+        });
+      }
+      const bool is_last = &round == &program_.rounds.back();
+      if (is_last && program_.dropping_rank >= 0) last_bucket_round();
+      run_operations(round[0], Random(random_.seed()), buckets_.get());
+      for (std::thread& thread : others) thread.join();
+      let_go_of_ended();
+    }
+    if (program_.is_typo_last) typo();
+    if (random_.one_in(2)) buckets_.reset();
+    random_.pause(2000);
+    engine_->shutdown();
+    let_go_of_ended();
+    CHECK(buffers_.empty());
+  }
+
+ private:
+  /// @returns false if the work has failed
+  template <class Wait>
+  static bool wait_patiently(Random& random, const Wait& wait) {
+    while (true) {
+      const bool is_short = random.one_in(4);
+      try {
+        wait(is_short ? random.below(2000) * kMicrosecond : kTimeout);
+        return true;
+      } catch (const StallError&) {
+        if (!is_short) throw;
+      } catch (const MismatchError&) {
+        return false;
+      }
+    }
+  }
+
+  void run_operations(const Operations& operations, Random random, GradientBuckets* buckets) {
+    if (random.one_in(4)) random.pause(3000);
+    if (buckets != nullptr) produce(*buckets, random);
+    std::vector<Started> started;
+    for (const size_t i : random_order(operations, random)) {
+      started.push_back(start(operations[i]));
+      if (random.one_in(10)) random.pause(500);
+    }
+    random.shuffle(started);
+    for (const Started& one : started) {
+      if (random.one_in(8)) continue;  // nobody waits for it
+      const bool is_well =
+          wait_patiently(random, [&](int64_t timeout) { engine_->wait(one.work, timeout); });
+      CHECK_EQ(is_well, one.operation.wrong_rank < 0);
+      if (is_well) verify(one);
+    }
+    if (buckets == nullptr) return;
+    CHECK(wait_patiently(random, [&](int64_t timeout) { buckets->wait(timeout); }));
+    const float sum = *reinterpret_cast<float*>(buckets->gradient(0));
+    CHECK_EQ(sum, static_cast<float>(program_.size));
+  }
+
+  /// Any order, but for unnamed calls of one kind.
+  static std::vector<size_t> random_order(const Operations& operations, Random& random) {
+    std::vector<size_t> order(operations.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    random.shuffle(order);
+    std::vector<size_t> unnamed;
+    for (const size_t i : order) {
+      if (operations[i].call.name.empty()) unnamed.push_back(i);
+    }
+    std::sort(unnamed.begin(), unnamed.end());
+    auto next = unnamed.begin();
+    for (size_t& i : order) {
+      if (operations[i].call.name.empty()) i = *next++;
+    }
+    return order;
+  }
+
+  Started start(const Operation& operation) {
+    Call call = operation.call;
+    const int rank = engine_->rank();
+    if (call.kind == Kind::kAllgather) call.shape[0] += rank;
+    if (operation.wrong_rank == rank) {
+      if (operation.field == 0) ++call.shape.back();
+      if (operation.field == 1) call.dtype = DType::kInt32;
+      if (operation.field == 2) {
+        call.kind = call.kind == Kind::kAllgather ? Kind::kAllreduce : Kind::kAllgather;
+        call.root = -1;
+      }
+    }
+    int64_t count = 1;
+    for (const int64_t extent : call.shape) count *= extent;
+    std::vector<float> buffer(static_cast<size_t>(std::max<int64_t>(count, 1)),
+                              static_cast<float>(rank + operation.offset));
+    float* data = buffer.data();
+    const auto work = engine_->submit(call, data);
+    std::lock_guard guard(lock_);
+    buffers_.emplace(work->id, std::move(buffer));
+    return {operation, work, data};
+  }
+
+  void verify(const Started& one) const {
+    const Operation& operation = one.operation;
+    const int size = program_.size;
+    const auto all_are = [](const float* values, int64_t count, int expected) {
+      return std::all_of(values, values + count,
+                         [&](float value) { return value == static_cast<float>(expected); });
+    };
+    switch (operation.call.kind) {
+      case Kind::kAllreduce:
+        CHECK(all_are(one.data, operation.call.shape[0],
+                      size * operation.offset + size * (size - 1) / 2));
+        break;
+      case Kind::kBroadcast:
+        CHECK(all_are(one.data, operation.call.shape[0], operation.call.root + operation.offset));
+        break;
+      case Kind::kAllgather: {
+        auto* block = reinterpret_cast<const float*>(one.work->allgather->result().data());
+        for (int rank = 0; rank < size; ++rank) {
+          const int64_t count = 2 * (operation.call.shape[0] + rank);
+          CHECK(all_are(block, count, rank + operation.offset));
+          block += count;
+        }
+        break;
+      }
+      case Kind::kBarrier:
+        break;
+    }
+  }
+
+  /// Gradient 0 is ready on all ranks, the others on some.
+  void produce(GradientBuckets& buckets, Random& random) {
+    for (int i = 0; i < static_cast<int>(specs_.size()); ++i) {
+      if (i > 0 && random.one_in(4)) continue;
+      auto* values = reinterpret_cast<float*>(buckets.gradient(i));
+      std::fill_n(values, specs_[static_cast<size_t>(i)].count(), 1.0f);
+      buckets.ready(i);
+    }
+  }
+
+  // One rank launches all buckets and drops them: the others' round may end well or not.
+  void last_bucket_round() {
+    for (int i = 0; i < static_cast<int>(specs_.size()); ++i) {
+      try {
+        buckets_->ready(i);
+      } catch (const MismatchError&) {
+        break;
+      }
+    }
+    if (engine_->rank() != program_.dropping_rank) {
+      wait_patiently(random_, [&](int64_t timeout) { buckets_->wait(timeout); });
+    }
+    buckets_.reset();
+  }
+
+  // Those who are not mistaken find their barrier failed.
+  void typo() {
+    const bool is_mistaken = engine_->rank() == program_.size - 1;
+    Operation operation;
+    if (is_mistaken) operation.call = {Kind::kAllreduce, DType::kFloat32, {}, -1, {1}, "typo"};
+    CHECK_THROWS(engine_->wait(start(operation).work, kTimeout), MismatchError, "typo");
+    engine_->wait(start({}).work, kTimeout);
+  }
+
+  void let_go_of_ended() {
+    for (const uint64_t id : engine_->take_ended()) buffers_.erase(id);
+  }
+
+  const Program& program_;
+  std::shared_ptr<Engine> engine_;
+  Random random_;
+  std::vector<GradientSpec> specs_;
+  std::unique_ptr<GradientBuckets> buckets_;
+  std::mutex lock_;
+  std::unordered_map<uint64_t, std::vector<float>> buffers_;  // by work, until its messages left
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t first = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  const uint64_t count = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 40;
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    check::in_child("seed " + std::to_string(seed), 40, [seed] {
+      const Program program = random_program(seed);
+      check::run_engines(program.size, program.options, program.loopback,
+                         [&](const std::shared_ptr<Engine>& engine) {
+                           const uint64_t own = seed * 100 + static_cast<uint64_t>(engine->rank());
+                           Rank(program, engine, own).run();
+                         });
+    });
+  }
+  return check::report();
+}

@@ -1,0 +1,43 @@
+"""Rank 1 ends in the way the argument names, while the others wait for it in an allreduce."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import ringdl
+
+
+def end(how: str) -> None:
+    print(f"ends at {time.monotonic()}", flush=True)
+    if how == "raise":
+        raise ValueError("the data are gone")
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "exit":
+        sys.exit(3)
+    if how == "vanish":
+        os._exit(1)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "stall":
+        time.sleep(60)
+    assert how == "return"
+
+
+def main(how: str) -> None:
+    ringdl.init()
+    x = np.full(1000, ringdl.rank(), np.float32)
+    ringdl.allreduce(x)
+    if ringdl.rank() == 1:
+        time.sleep(0.3)  # the others wait by now
+        end(how)
+    else:
+        ringdl.allreduce(x, name="awaited", timeout=1 if how == "stall" else None)
+        print("the allreduce has ended", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,123 @@
+"""Runs the checks on the ranks that MPI has started, all in the same order.
+
+A check that fails on one rank must not hang the others: whoever then waits for that rank gets a
+StallError after 20 s. After each check the ranks gather what went wrong, past ringdl, and go on
+with a new communicator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import inspect
+import json
+import os
+import pkgutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HANG_SECONDS = 100
+"""A check that takes longer hangs: the rank prints its threads' stacks and takes the job down."""
+
+os.environ.setdefault("RINGDL_TIMEOUT", "20")
+
+from mpi4py import MPI  # noqa: E402
+
+import ringdl  # noqa: E402
+from ringdl import _default  # noqa: E402
+
+_given_up: list[ringdl.Communicator] = []
+
+
+def checks_of(names: list[str], pattern: str) -> Iterator[tuple[str, Callable[..., None]]]:
+    """The checks of the named modules in the order of their source, with their full names."""
+    for name in names:
+        module = importlib.import_module(f"tests.ranks.{name}")
+        for key, value in vars(module).items():
+            if key.startswith("check_") and value.__module__ == module.__name__:
+                full_name = f"{name}.{key}"
+                if pattern in full_name:
+                    yield full_name, value
+
+
+def run_check(check: Callable[..., None]) -> str:
+    """What went wrong on this rank, or nothing."""
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+    try:
+        if inspect.signature(check).parameters:
+            check(ringdl.init())
+        else:
+            ringdl.init()
+            check()
+    except Exception:
+        return traceback.format_exc()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return ""
+
+
+def gather(mine: str) -> list[str]:
+    """The texts of all ranks, on all ranks; waiting costs no CPU that the others need."""
+    request = MPI.COMM_WORLD.Ibarrier()
+    while not request.Test():
+        time.sleep(0.001)
+    texts: list[str] = MPI.COMM_WORLD.allgather(mine)
+    return texts
+
+
+def start_afresh() -> None:
+    """Leave a communicator behind on which ranks are out of step."""
+    if _default._default is not None:
+        _given_up.append(_default._default)
+        _default._default = None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.ranks", description=__doc__)
+    parser.add_argument("modules", nargs="*", help="modules of tests.ranks (default: all)")
+    parser.add_argument("--json", type=Path, help="write the seconds per check to this file")
+    parser.add_argument("--quick", action="store_true", help="no checks that wait for seconds")
+    parser.add_argument(
+        "-k", dest="pattern", default="", help="only checks with this in their name"
+    )
+    chosen = parser.parse_args()
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    here = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    names = chosen.modules or sorted(name for name in here if not name.startswith("_"))
+
+    seconds: dict[str, float] = {}
+    failed: list[str] = []
+    for name, check in checks_of(names, chosen.pattern):
+        if getattr(check, "ranks", 1) > size or (chosen.quick and getattr(check, "seconds", False)):
+            continue
+        begin = time.monotonic()
+        texts = gather(run_check(check))
+        seconds[name] = round(time.monotonic() - begin, 3)
+        if not any(texts):
+            continue
+        failed.append(name)
+        start_afresh()
+        if rank == 0:
+            for text in dict.fromkeys(filter(None, texts)):
+                ranks = ", ".join(str(other) for other in range(size) if texts[other] == text)
+                print(f"{name} failed on rank {ranks} of {size}:\n{text}", flush=True)
+    if rank == 0:
+        report: dict[str, Any] = {"size": size, "failed": failed, "seconds": seconds}
+        if chosen.json:
+            chosen.json.write_text(json.dumps(report, indent=1))
+        print(f"{len(seconds)} checks on {size} ranks, {len(failed)} failed", *failed, flush=True)
+    if failed:  # works are stuck for good: only an abort ends them
+        gather("")
+        if rank == 0:
+            MPI.COMM_WORLD.Abort(1)
+        time.sleep(60)
+    return 1 if failed or not seconds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

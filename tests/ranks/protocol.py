@@ -1,0 +1,176 @@
+"""Matching by key, in any order, without negotiation; and late ranks, which are not wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import ringdl
+from ringdl import Communicator
+from tests.ranks.support import busy, expect, needs, segments
+
+
+def counted(comm: Communicator, calls: Callable[[], None]) -> dict[str, float]:
+    """What the calls add to stats() on this rank. Barriers keep other calls' messages out."""
+    comm.barrier()
+    before = comm.stats()
+    calls()
+    after = comm.stats()
+    comm.barrier()
+    return {key: after[key] - before[key] for key in after}
+
+
+def _in_any_order(comm: Communicator, count: int) -> None:
+    """Twenty works, submitted in one random order, waited for in another; other ones per rank."""
+    rng = np.random.default_rng([1, comm.rank])
+    arrays = [np.full(count, (comm.rank + 1) * (i + 1), np.int64) for i in range(20)]
+    works = {}
+    for i in rng.permutation(20):
+        works[i] = comm.allreduce_async_(arrays[i], ringdl.Sum, f"key {i}")
+        if rng.random() < 0.1:
+            time.sleep(0.005)
+    for i in rng.permutation(20):
+        total = comm.size * (comm.size + 1) // 2 * (i + 1)
+        assert (works[i].wait() == total).all(), f"key {i}"
+
+
+def check_small_works_need_no_negotiation(comm: Communicator) -> None:
+    """Each rank sends the ring's messages and no other: data rides with the headers."""
+    for _ in range(3):
+        added = counted(comm, lambda: _in_any_order(comm, 50))
+        assert added["messages_sent"] == 20 * 2 * (comm.size - 1), added
+        assert added["grants_sent"] == 0, added
+        assert added["works"] == 20, added
+
+
+@needs(ranks=2)
+def check_large_works_need_one_grant(comm: Communicator) -> None:
+    count = 4096 * comm.size  # chunks of 32 KiB: eight segments
+    with segments(comm, 4096):
+        added = counted(comm, lambda: _in_any_order(comm, count))
+    assert added["grants_sent"] == 20, added
+    assert added["data_messages_sent"] == 20 * 2 * (comm.size - 1) * 8, added
+    assert added["control_messages_sent"] == 20 * 2, f"header and grant: {added}"
+    assert added["data_bytes_sent"] == 20 * 2 * (comm.size - 1) * 8 * 4096, added
+
+
+def check_keys_are_kept_apart(comm: Communicator) -> None:
+    """The kinds count their unnamed calls apart; a name may be used again at once, many times."""
+    works = []
+    for i in range(5):
+        works.append(comm.allreduce_async(np.array([i]), ringdl.Sum))
+        assert comm.broadcast(np.array([comm.rank + i]), 0).tolist() == [i]
+        assert len(comm.allgather(np.array([i]))) == comm.size
+        comm.barrier()
+    assert [work.wait().item() for work in works] == [i * comm.size for i in range(5)]
+    works = [comm.allreduce_async(np.array([i]), ringdl.Max, "again") for i in range(50)]
+    assert [work.wait().item() for work in works] == list(range(50)), "a rank may be ahead"
+    long_name = "layer." * 100
+    assert comm.allreduce(np.ones(1), ringdl.Sum, long_name + "a") == comm.size
+    works = [comm.allreduce_async(np.array([i]), ringdl.Max, f"{long_name}{i}") for i in range(9)]
+    assert [work.wait().item() for work in reversed(works)] == list(reversed(range(9)))
+
+
+@needs(ranks=2)
+def check_unnamed_orders_may_differ_between_kinds(comm: Communicator) -> None:
+    """Rank 0 gathers before it reduces; works are matched all the same."""
+    reduce = comm.allreduce_async(np.array([1]), ringdl.Sum) if comm.rank else None
+    threads = [threading.Thread(target=comm.barrier, kwargs={"name": "from a thread"})]
+    threads[0].start()
+    if comm.rank:
+        assert reduce is not None
+        gathered = comm.allgather(np.array([comm.rank]))
+    else:
+        gathered = comm.allgather(np.array([comm.rank]))
+        reduce = comm.allreduce_async(np.array([1]), ringdl.Sum)
+    assert reduce.wait() == comm.size
+    assert gathered.tolist() == list(range(comm.size))
+    threads[0].join()
+
+
+def check_threads_share_a_communicator(comm: Communicator) -> None:
+    wrong: list[object] = []
+
+    def reduce(thread: int) -> None:
+        try:
+            for i in range(20):
+                count = 20 if i % 3 else 5000
+                mine = np.full(count, comm.rank + thread)
+                total = comm.size * (comm.size - 1) // 2 + thread * comm.size
+                result = comm.allreduce(mine, ringdl.Sum, f"thread {thread}, {i}")
+                assert (result == total).all()
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=reduce, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong
+
+
+@needs(ranks=2, seconds=True)
+def check_late_is_not_wrong(comm: Communicator) -> None:
+    """A rank that sleeps or computes for seconds, while all others wait, is not called wrong."""
+    for delay in (time.sleep, busy):
+        late = 0 if delay is busy else comm.size - 1
+        if comm.rank == late:
+            delay(3.0)
+        assert comm.allreduce(np.ones(3), ringdl.Sum, "late").tolist() == [comm.size] * 3
+
+
+@needs(ranks=2, seconds=True)
+def check_crossed_waits_are_not_wrong(comm: Communicator) -> None:
+    """All ranks wait, for different keys, but one of these is submitted everywhere or will be."""
+    ahead = comm.rank == comm.size - 1
+    if ahead:
+        time.sleep(1.5)  # long enough to be told of
+        first = comm.allreduce_async(np.ones(2), ringdl.Sum, "first")
+        comm.barrier(name="between")
+        time.sleep(1.5)
+        comm.allreduce(np.ones(2), name="second")
+    else:
+        first = comm.allreduce_async(np.ones(2), ringdl.Sum, "first")
+        comm.barrier(name="between")
+        comm.allreduce(np.ones(2), name="second")
+    assert first.wait().tolist() == [comm.size] * 2
+
+
+@needs(ranks=2, seconds=True)
+def check_stall_names_the_late_rank(comm: Communicator) -> None:
+    """StallError after the timeout; the work stays in flight and ends right once the rank comes."""
+    for late, count in ((0, 10), (comm.size - 1, 100_000)):
+        name = f"stalled {late}"
+        mine = np.full(count, comm.rank + 1.0)
+        if comm.rank == late:
+            time.sleep(2.0)
+            work = comm.allreduce_async_(mine, ringdl.Sum, name)
+        else:
+            work = comm.allreduce_async_(mine, ringdl.Sum, name)
+            begin = time.monotonic()
+            with expect(ringdl.StallError, f"'{name}'", f"rank {late} has not come", "1.0 s"):
+                work.wait(timeout=1)
+            assert 0.9 < time.monotonic() - begin < 1.8
+            assert not work.done()
+        assert (work.wait() == comm.size * (comm.size + 1) / 2).all()
+
+
+@needs(ranks=2)
+def check_stall_of_a_call_without_work(comm: Communicator) -> None:
+    """What a blocking call has begun stays in flight, too, and serves the ranks that come later."""
+    if comm.rank == 0:
+        time.sleep(1.0)
+    else:
+        with expect(ringdl.StallError, "rank 0 has not come"):
+            comm.barrier(name="given up", timeout=0.3)
+        with expect(ringdl.StallError, "rank 0 has not come"):
+            comm.broadcast(np.ones(100_000), 0, name="given up too", timeout=0.3)
+    if comm.rank == 0:
+        comm.barrier(name="given up")
+        comm.broadcast(np.ones(100_000), 0, name="given up too")
+    comm.barrier()
+    assert comm.allreduce(np.ones(1), ringdl.Sum) == comm.size

@@ -1,0 +1,90 @@
+"""What the checks share: which sizes they need, expected errors, equal bits on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ringdl import Communicator
+
+Check = TypeVar("Check", bound=Callable[..., None])
+
+
+def needs(
+    *, ranks: int = 1, processes: bool = False, seconds: bool = False
+) -> Callable[[Check], Check]:
+    """Say what a check needs, else it is skipped.
+
+    Args:
+        ranks: so many at least.
+        processes: ranks that are processes, not threads.
+        seconds: time, as it has to wait for what takes long; only run where that is asked for.
+    """
+
+    def mark(check: Check) -> Check:
+        vars(check).update(ranks=ranks, processes=processes, seconds=seconds)
+        return check
+
+    return mark
+
+
+@contextmanager
+def expect(error: type[Exception], *texts: str, within: float = 30.0) -> Iterator[None]:
+    """The block raises `error` with all `texts` in its message, in less than `within` seconds."""
+    begin = time.monotonic()
+    try:
+        yield
+    except error as raised:
+        message = str(raised)
+    else:
+        raise AssertionError(f"no {error.__name__}")
+    seconds = time.monotonic() - begin
+    assert seconds < within, f"{error.__name__} only after {seconds:.1f} s: {message}"
+    for text in texts:
+        assert text in message, f"{text!r} is not in {message!r}"
+
+
+def bits(*arrays: Any) -> bytes:
+    """A digest of the arrays' bits."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def assert_same_bits(comm: Communicator, *arrays: Any) -> None:
+    """All ranks hold the same bits."""
+    digests = comm.allgather(np.frombuffer(bits(*arrays), np.uint8)[None].copy())
+    assert (digests == digests[0]).all(), "ranks hold other bits"
+
+
+@contextmanager
+def segments(comm: Communicator, segment_bytes: int) -> Iterator[None]:
+    """Works of the block travel in segments of so many bytes. All ranks do the same."""
+    comm._engine.set_segment_bytes(segment_bytes)
+    try:
+        yield
+    finally:
+        comm._engine.set_segment_bytes(256 << 10)
+
+
+def until(claim: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Sleep until the claim holds; whether it came to hold in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if claim():
+            return True
+        time.sleep(0.002)
+    return claim()
+
+
+def busy(seconds: float) -> None:
+    """Compute without ever sleeping."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pass

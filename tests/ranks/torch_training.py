@@ -1,0 +1,253 @@
+"""Training on P ranks with split batches is training on one process with whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+import ringdl
+from tests.ranks.torch_helpers import (
+    OPTIMIZERS,
+    MakeOptimizer,
+    assert_close,
+    assert_same_bits,
+    bits,
+    loss_of,
+    make_mlp,
+    part,
+    whole_batch,
+    wrap,
+)
+
+
+class Branching(torch.nn.Module):
+    """A layer used by rows whose first input is large, and one never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.base = torch.nn.Linear(6, 3)
+        self.extra = torch.nn.Linear(6, 3)
+        self.unused = torch.nn.Linear(4, 4)
+        self.double()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self.base(inputs)
+        rows = (inputs[:, 0] > 100).nonzero()[:, 0]
+        return outputs.index_add(0, rows, self.extra(inputs[rows])) if len(rows) else outputs
+
+
+def branching_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every third step no row uses the extra layer, then the first three rows, then all."""
+    inputs, targets = whole_batch(step)
+    inputs[: (0, 3, len(inputs))[step % 3], 0] = 101
+    return inputs, targets
+
+
+def train(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    is_split: bool,
+    batch: Callable[[int], tuple[torch.Tensor, torch.Tensor]] = whole_batch,
+    *,
+    set_to_none: bool = True,
+    zero_by_model: bool = False,
+    clip_norm: float | None = None,
+    steps: int = 7,
+) -> None:
+    for step in range(steps):
+        inputs, targets = (part(tensor) if is_split else tensor for tensor in batch(step))
+        if zero_by_model:
+            model.zero_grad(set_to_none=set_to_none)
+        else:
+            optimizer.zero_grad(set_to_none=set_to_none)
+        loss_of(model, inputs, targets).backward()
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+
+
+def compare(
+    make_model: Callable[[], torch.nn.Module], make_optimizer: MakeOptimizer, **options
+) -> None:
+    model, reference = make_model(), make_model()
+    train(model, wrap(make_optimizer(model.parameters()), model), True, **options)
+    train(reference, make_optimizer(reference.parameters()), False, **options)
+    assert_close(model, reference)
+    assert_same_bits(model.parameters())
+
+
+def check_optimizers_and_zero_grad_modes() -> None:
+    for make_optimizer in OPTIMIZERS.values():
+        for set_to_none in (True, False):
+            for zero_by_model in (True, False):
+                compare(
+                    make_mlp, make_optimizer, set_to_none=set_to_none, zero_by_model=zero_by_model
+                )
+
+
+def check_unused_layers() -> None:
+    for make_optimizer in OPTIMIZERS.values():
+        for set_to_none in (True, False):
+            compare(Branching, make_optimizer, batch=branching_batch, set_to_none=set_to_none)
+
+
+def check_clipping_after_backward() -> None:
+    compare(make_mlp, OPTIMIZERS["momentum"], clip_norm=0.05)
+
+
+def check_same_bits_from_run_to_run() -> None:
+    digests = set()
+    for _ in range(3):
+        model = make_mlp()
+        train(model, wrap(OPTIMIZERS["adamw"](model.parameters()), model), True)
+        digests.add(bits(model.parameters()))
+    assert len(digests) == 1
+
+
+def check_param_groups_and_scheduler_made_before() -> None:
+    def run(is_split: bool) -> torch.nn.Module:
+        model = make_mlp()
+        optimizer = torch.optim.AdamW(
+            [{"params": model[0].parameters(), "lr": 0.02}, {"params": model[2:].parameters()}],
+            lr=0.01,
+        )
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+        if is_split:
+            optimizer = wrap(optimizer, model)
+        for step in range(6):
+            inputs, targets = (part(tensor) if is_split else tensor for tensor in whole_batch(step))
+            optimizer.zero_grad()
+            loss_of(model, inputs, targets).backward()
+            optimizer.step()
+            scheduler.step()
+        return model
+
+    model = run(True)
+    assert_close(model, run(False))
+    assert_same_bits(model.parameters())
+
+
+def check_scheduler_made_before_joins_without_backward() -> None:
+    """The scheduler's ``step`` on the instance must not hide the joining."""
+    model, reference = make_mlp(), make_mlp()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, step_size=100)
+    wrap(optimizer, model)
+    reference_optimizer = OPTIMIZERS["sgd"](reference.parameters())
+    for step in range(4):
+        inputs, targets = whole_batch(step)
+        optimizer.zero_grad()
+        reference_optimizer.zero_grad()
+        if ringdl.rank() == step % ringdl.size():
+            loss_of(model, inputs, targets).backward()
+        optimizer.step()
+        (loss_of(reference, inputs, targets) / ringdl.size()).backward()
+        reference_optimizer.step()
+    assert_close(model, reference)
+
+
+def check_no_backward_on_any_rank() -> None:
+    model, reference = make_mlp(), make_mlp()
+    optimizer = wrap(OPTIMIZERS["adamw"](model.parameters()), model)
+    for _ in range(2):
+        optimizer.step()
+    assert_close(model, reference)
+
+
+def check_tied_weights() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.first = torch.nn.Linear(6, 3)
+            self.last = torch.nn.Linear(6, 3)
+            self.last.weight = self.first.weight
+            self.double()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.first(inputs)) @ self.first.weight)
+
+    compare(Tied, OPTIMIZERS["momentum"])
+
+
+def check_channels_last() -> None:
+    def make() -> torch.nn.Module:
+        torch.manual_seed(6)
+        model = torch.nn.Sequential(
+            torch.nn.Unflatten(1, (2, 3, 1)),
+            torch.nn.Conv2d(2, 4, (2, 1), padding=1),
+            torch.nn.Tanh(),
+            torch.nn.Conv2d(4, 5, 3, padding=1),
+            torch.nn.Flatten(),
+            torch.nn.LazyLinear(3),
+        ).double()
+        model(torch.zeros(1, 6, dtype=torch.float64))
+        return model.to(memory_format=torch.channels_last)
+
+    compare(make, OPTIMIZERS["momentum"])
+    model = make()
+    optimizer = wrap(OPTIMIZERS["sgd"](model.parameters()), model)
+    train(model, optimizer, True, steps=1)
+    for parameter in model.parameters():
+        assert parameter.grad.stride() == parameter.stride()
+
+
+def check_bf16_parameters() -> None:
+    model = make_mlp().bfloat16()
+    reference = make_mlp().bfloat16().double()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    batch = [tensor.bfloat16() for tensor in whole_batch(0)]
+    loss_of(model, *map(part, batch)).backward()
+    loss_of(reference, *(tensor.double() for tensor in batch)).backward()
+    for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        assert parameter.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(parameter.grad.double(), expected.grad, rtol=0.05, atol=0.02)
+    optimizer.step()
+    assert_same_bits(model.parameters())
+
+
+def check_mixed_dtypes_and_sum() -> None:
+    model = torch.nn.ParameterDict(
+        {
+            "f16": torch.zeros(5, dtype=torch.float16),
+            "f32": torch.zeros(3, 2),
+            "f64": torch.zeros((), dtype=torch.float64),
+            "bf16": torch.zeros(2, dtype=torch.bfloat16),
+            "empty": torch.zeros(0, 4),
+        }
+    )
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=1), model, op=ringdl.Sum)
+    sum((ringdl.rank() + 1) * value.double().sum() for value in model.values()).backward()
+    total = ringdl.size() * (ringdl.size() + 1) / 2
+    for parameter in model.values():
+        assert torch.equal(parameter.grad, torch.full_like(parameter, total))
+    optimizer.step()
+    assert_same_bits(model.parameters())
+
+
+def check_lbfgs_closure() -> None:
+    def run(is_split: bool) -> torch.nn.Module:
+        model = make_mlp()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+        if is_split:
+            wrap(optimizer, model)
+        for step in range(2):
+            inputs, targets = (part(tensor) if is_split else tensor for tensor in whole_batch(step))
+
+            def closure(
+                inputs: torch.Tensor = inputs, targets: torch.Tensor = targets
+            ) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, inputs, targets)
+                loss.backward()
+                return ringdl.allreduce(loss.detach()) if is_split else loss
+
+            optimizer.step(closure)
+        return model
+
+    model, reference = run(True), run(False)
+    for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-6, atol=1e-8)
+    assert_same_bits(model.parameters())

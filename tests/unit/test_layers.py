@@ -1,0 +1,59 @@
+"""The layers of docs/architecture.md: includes and imports point down only."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# What each folder of csrc/ may include, besides itself.
+CSRC = {
+    "base": set(),
+    "reduce": {"base"},
+    "transport": {"base"},
+    "bucket": {"base"},
+    "collective": {"base", "reduce"},
+    "engine": {"base", "reduce", "transport", "bucket", "collective"},
+    "binding": {"base", "reduce", "transport", "bucket", "engine"},
+}
+
+
+@pytest.mark.parametrize("folder", CSRC)
+def test_includes_point_down(folder: str) -> None:
+    files = [path for path in (ROOT / "csrc" / folder).rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        included = re.findall(r'#include "(\w+)/', path.read_text())
+        assert set(included) <= CSRC[folder] | {folder}, path
+
+
+def test_every_folder_is_a_layer() -> None:
+    assert {path.name for path in (ROOT / "csrc").iterdir() if path.is_dir()} == set(CSRC)
+
+
+def test_only_the_mpi_transport_knows_mpi() -> None:
+    for path in (ROOT / "csrc").rglob("*.cc"):
+        calls = re.search(r"\bMPI_[A-Z][a-z]+_?\w*\(", path.read_text())
+        assert calls is None or "transport/mpi" in path.as_posix(), path
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "ringdl").glob("*.py")), ids=lambda path: path.name)
+def test_the_core_imports_no_framework(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            assert name.split(".")[0] not in {"torch", "jax", "keras", "cupy"}, path
+            assert not name.startswith("ringdl.torch"), path
+            assert not name.startswith("mpi4py") or path.name in {"_mpi.py", "_mpirun.py"}, path
+
+
+def test_adapters_import_only_their_own_framework() -> None:
+    for path in (ROOT / "ringdl" / "torch").glob("*.py"):
+        text = path.read_text()
+        assert not re.search(r"^\s*(import|from) (jax|keras|cupy|mpi4py)", text, re.MULTILINE), path
