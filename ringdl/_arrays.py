@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ringdl._engine import DType
 from ringdl._errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ def operand(x: Any, *, written: bool) -> Operand:
     Raises:
         UsageError: not an array, on a device, read-only, foreign byte order, or no such dtype.
     """
-    if isinstance(x, np.ndarray):
+    if _is_ndarray(x):
         if written and not x.flags.writeable:
             raise UsageError(
                 "the array is read-only; pass a writable one, or use the form that copies"
@@ -56,15 +58,15 @@ def operand(x: Any, *, written: bool) -> Operand:
                 f"the array has foreign byte order (dtype {x.dtype.str}); convert it with "
                 "x.astype(x.dtype.newbyteorder('='))"
             )
+        contiguous = x if x.flags.c_contiguous else copy_of(x)
         if _is_bfloat16(x.dtype):
-            contiguous = x if x.flags.c_contiguous else np.array(x, order="C")
-            return Operand(x, contiguous.view(np.uint16), DType.bfloat16)
+            return Operand(x, contiguous.view("uint16"), DType.bfloat16)
         if x.dtype.name not in DType.__members__:
             raise UsageError(
                 f"arrays of dtype {x.dtype} are not supported; use one of "
                 f"{', '.join(DType.__members__)}"
             )
-        return Operand(x, x if x.flags.c_contiguous else np.array(x, order="C"), None)
+        return Operand(x, contiguous, None)
     if _is_tensor(x):
         if x.device.type != "cpu":
             raise UsageError(
@@ -82,6 +84,8 @@ def operand(x: Any, *, written: bool) -> Operand:
 
 def copy_of(x: Any) -> Any:
     """A contiguous copy of the same kind, for the forms that leave their argument alone."""
+    import numpy as np
+
     if isinstance(x, np.ndarray):
         return np.array(x, order="C")
     if isinstance(x, (int, float, np.generic)):
@@ -92,19 +96,37 @@ def copy_of(x: Any) -> Any:
 
 
 def gathered(like: Any, rows: int, data: np.ndarray) -> Any:
-    """The bytes that an allgather collected, as `rows` rows of an array of the kind of `like`."""
+    """The bytes that a collective has collected, as `rows` rows of an array of the kind of `like`.
+
+    Where rows are empty, `data` is not looked at.
+    """
+    if row_bytes(like) == 0 or data.size == 0:
+        return empty_like(like, rows)
     shape = (rows, *like.shape[1:])
     if _is_tensor(like):
-        torch = sys.modules["torch"]
-        if data.size == 0:
-            return torch.empty(shape, dtype=like.dtype)
-        return torch.from_numpy(data).view(like.dtype).reshape(shape)
+        return sys.modules["torch"].from_numpy(data).view(like.dtype).reshape(shape)
     return data.view(like.dtype).reshape(shape)
 
 
-def item_bytes(x: Any) -> int:
-    """Bytes of one element of an array or tensor."""
-    return int(x.element_size() if _is_tensor(x) else x.itemsize)
+def empty_like(like: Any, rows: int) -> Any:
+    """A new array of the kind of `like`, of another number of rows."""
+    shape = (rows, *like.shape[1:])
+    if _is_tensor(like):
+        return sys.modules["torch"].empty(shape, dtype=like.dtype)
+    return sys.modules["numpy"].empty(shape, dtype=like.dtype)
+
+
+def row_bytes(x: Any) -> int:
+    """Bytes of one row, or of the whole array if it has no axes."""
+    item_bytes = int(x.element_size() if _is_tensor(x) else x.itemsize)
+    return int(math.prod(x.shape[1:])) * item_bytes
+
+
+def dtype_of(operand: Operand) -> DType:
+    """What the elements are."""
+    if operand.dtype is not None:
+        return operand.dtype
+    return DType[str(operand.array.dtype).removeprefix("torch.")]
 
 
 def _share_memory(a: Any, b: Any) -> bool:
@@ -113,11 +135,16 @@ def _share_memory(a: Any, b: Any) -> bool:
     return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
+def _is_ndarray(x: Any) -> bool:
+    numpy = sys.modules.get("numpy")  # not loaded: nobody can have made such an array
+    return numpy is not None and isinstance(x, numpy.ndarray)
+
+
 def _is_tensor(x: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
 
 def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    ml_dtypes = sys.modules.get("ml_dtypes")  # not loaded: nobody can have made such an array
+    ml_dtypes = sys.modules.get("ml_dtypes")
     return ml_dtypes is not None and bool(dtype == ml_dtypes.bfloat16)

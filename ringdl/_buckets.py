@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ringdl import _engine
 from ringdl._communicator import Communicator
 from ringdl._default import get_communicator
 from ringdl._engine import DType, Reduction
 from ringdl._errors import MismatchError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _Spec = tuple[str, list[int], DType, list[int]]
 
@@ -52,7 +51,6 @@ class Buckets:
     ) -> None:
         self.communicator = communicator or get_communicator()
         self._timeout = self.communicator._timeout
-        number = self.communicator._next_bucket
         terms: dict[str, Any] = {}
         gradients: list[_Spec] = []
         try:
@@ -62,15 +60,20 @@ class Buckets:
                 "bucket_bytes": bucket_bytes,
                 "first_bucket_bytes": first_bucket_bytes,
                 "op": op.name,
-                "number of the first bucket": number,
             }
         except UsageError as error:  # the others must hear of it
             terms = {"error": str(error)}
-        _agree(self.communicator, gradients, terms)
+        number = _agree(self.communicator, gradients, terms)
         self._buckets = _engine.GradientBuckets(
-            self.communicator._engine, gradients, bucket_bytes, first_bucket_bytes, op, number
+            self.communicator._engine,
+            gradients,
+            bucket_bytes,
+            first_bucket_bytes,
+            op,
+            number,
+            self.communicator._group,
         )
-        self.communicator._next_bucket += len(self.plan)
+        self.communicator._shared.next_bucket = number + len(self.plan)
         self._dtypes = [dtype for _, _, dtype, _ in gradients]
 
     def views(self) -> list[np.ndarray]:
@@ -117,21 +120,36 @@ class Buckets:
 
 def _normalized(spec: Sequence[Any]) -> _Spec:
     name, shape, dtype, *strides = spec
-    text = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if isinstance(dtype, str):
+        text = dtype
+    else:
+        import numpy as np
+
+        text = np.dtype(dtype).name
     if text not in DType.__members__:
         raise UsageError(f"gradient {name!r} has dtype {text}; gradients are floating-point")
     in_elements = [int(n) for n in strides[0]] if strides else []
     return name, [int(n) for n in shape], DType[text], in_elements
 
 
-def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, Any]) -> None:
-    """Raise on every rank unless all ranks pass the same; one small allgather if they do."""
+def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, Any]) -> int:
+    """Raise on every rank unless all ranks pass the same; one small allgather if they do.
+
+    Returns:
+        The number of the first bucket: the lowest that none of the ranks has used.
+    """
+    import hashlib
+    import json
+
+    import numpy as np
+
     own = [[name, shape, dtype.name, strides] for name, shape, dtype, strides in gradients]
     text = json.dumps([terms, own]).encode()
-    digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.uint8).reshape(1, 16)
-    digests = communicator.allgather(digest, name="ringdl.buckets")
+    digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+    mine = np.array([[digest, communicator._shared.next_bucket]])
+    digests, numbers = communicator.allgather(mine, name="ringdl.buckets").T
     if (digests == digests[0]).all() and "error" not in terms:
-        return
+        return int(numbers.max())
     lengths = communicator.allgather(np.array([len(text)]), name="ringdl.buckets.lengths")
     texts = communicator.allgather(np.frombuffer(text, np.uint8), name="ringdl.buckets.texts")
     ends = np.cumsum(lengths)
@@ -170,6 +188,8 @@ def _first_difference(plans: list[Any]) -> str:
 
 
 def _versions(what: str, values: list[Any]) -> str:
+    import json
+
     texts = ["nothing" if value is None else json.dumps(value) for value in values]
     versions = [
         f"{text} on rank{'s' if count > 1 else ''} "

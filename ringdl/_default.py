@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
-import warnings
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from ringdl import _engine, _mpi
-from ringdl._communicator import Communicator
-from ringdl._engine import Reduction
+from ringdl import _engine
+from ringdl._communicator import Communicator, Shared
 from ringdl._errors import UsageError
-from ringdl._launch import detect
+from ringdl._launch import Launcher, detect
 from ringdl._settings import Settings, read_settings
-from ringdl._work import Work
+
+if TYPE_CHECKING:
+    from ringdl import _mpi
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 _default: Communicator | None = None
 _hooked = False
@@ -45,27 +51,25 @@ def init(comm: Any = None) -> Communicator:
         engine.set_segment_bytes(settings.segment_bytes)
         _default = Communicator(engine, settings=settings)
     else:
-        _default = _init_over_mpi(_mpi.load_mpi(launcher), comm, settings)
+        _default = _init_over_mpi(launcher, comm, settings)
     return _default
 
 
-def _init_over_mpi(mpi: Any, comm: Any, settings: Settings) -> Communicator:
+def _init_over_mpi(launcher: Launcher | None, comm: Any, settings: Settings) -> Communicator:
     global _hooked
+    from ringdl import _mpi
+
+    mpi = _mpi.load_mpi(launcher)
     comm = mpi.COMM_WORLD if comm is None else comm
     hosts = _mpi.find_hosts(mpi, comm)
     engine = _mpi.open_engine(mpi, comm)
     engine.set_may_spin(hosts.cores >= hosts.local_size)
-    communicator = Communicator(
-        engine,
-        settings=settings,
-        local_rank=hosts.local_rank,
-        local_size=hosts.local_size,
-        host_rank=hosts.host_rank,
-        host_count=hosts.host_count,
-    )
+    communicator = Communicator(engine, settings=settings, shared=Shared(hosts.numbers, comm))
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     communicator._timeout = agreed.timeout
     engine.set_segment_bytes(agreed.segment_bytes)
+    engine.set_watchdog(agreed.watchdog, agreed.debug)
+    _engine.dump_on_signal(signal.SIGUSR1)
     if communicator.size > 1 and not _hooked:
         _hooked = True
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
@@ -79,6 +83,8 @@ def _warn_of_threads(hosts: _mpi.Hosts) -> None:
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = int(text) if text.isdigit() else len(os.sched_getaffinity(0))
     if hosts.local_rank == 0 and threads > 1 and threads * hosts.local_size > hosts.cores:
+        import warnings
+
         warnings.warn(
             f"{hosts.local_size} ranks on this host would compute with {threads} threads each, on "
             f"{hosts.cores} cores; set OMP_NUM_THREADS={max(1, hosts.cores // hosts.local_size)}",
@@ -145,63 +151,51 @@ def host_count() -> int:
     return get_communicator().host_count
 
 
-def stats() -> dict[str, int | float]:
-    """See `Communicator.stats`."""
-    return get_communicator().stats()
+def _of_default(
+    method: Callable[Concatenate[Communicator, P], Result],
+) -> Callable[P, Result]:
+    """A method of the default communicator as a function of the module."""
+
+    def function(*args: P.args, **kwargs: P.kwargs) -> Result:
+        return method(get_communicator(), *args, **kwargs)
+
+    function.__name__ = method.__name__
+    function.__qualname__ = method.__name__
+    function.__doc__ = method.__doc__
+    function.__wrapped__ = partial(method, None)  # type: ignore[attr-defined, arg-type]
+    return function
 
 
-def allreduce(
-    x: Any,
-    op: Reduction = Reduction.Average,
-    name: str | None = None,
-    timeout: float | None = None,
-) -> Any:
-    """See `Communicator.allreduce`."""
-    return get_communicator().allreduce(x, op, name, timeout)
-
-
-def allreduce_(
-    x: Any,
-    op: Reduction = Reduction.Average,
-    name: str | None = None,
-    timeout: float | None = None,
-) -> Any:
-    """See `Communicator.allreduce_`."""
-    return get_communicator().allreduce_(x, op, name, timeout)
-
-
-def allreduce_async(x: Any, op: Reduction = Reduction.Average, name: str | None = None) -> Work:
-    """See `Communicator.allreduce_async`."""
-    return get_communicator().allreduce_async(x, op, name)
-
-
-def allreduce_async_(x: Any, op: Reduction = Reduction.Average, name: str | None = None) -> Work:
-    """See `Communicator.allreduce_async_`."""
-    return get_communicator().allreduce_async_(x, op, name)
-
-
-def allgather(x: Any, name: str | None = None, timeout: float | None = None) -> Any:
-    """See `Communicator.allgather`."""
-    return get_communicator().allgather(x, name, timeout)
-
-
-def broadcast(x: Any, root: int = 0, name: str | None = None, timeout: float | None = None) -> Any:
-    """See `Communicator.broadcast`."""
-    return get_communicator().broadcast(x, root, name, timeout)
-
-
-def broadcast_(x: Any, root: int = 0, name: str | None = None, timeout: float | None = None) -> Any:
-    """See `Communicator.broadcast_`."""
-    return get_communicator().broadcast_(x, root, name, timeout)
-
-
-def barrier(name: str | None = None, timeout: float | None = None) -> None:
-    """See `Communicator.barrier`."""
-    get_communicator().barrier(name, timeout)
-
-
-def broadcast_object(
-    obj: Any, root: int = 0, name: str | None = None, timeout: float | None = None
-) -> Any:
-    """See `Communicator.broadcast_object`."""
-    return get_communicator().broadcast_object(obj, root, name, timeout)
+stats = _of_default(Communicator.stats)
+split = _of_default(Communicator.split)
+group = _of_default(Communicator.group)
+allreduce = _of_default(Communicator.allreduce)
+allreduce_ = _of_default(Communicator.allreduce_)
+allreduce_async = _of_default(Communicator.allreduce_async)
+allreduce_async_ = _of_default(Communicator.allreduce_async_)
+grouped_allreduce = _of_default(Communicator.grouped_allreduce)
+grouped_allreduce_ = _of_default(Communicator.grouped_allreduce_)
+grouped_allreduce_async = _of_default(Communicator.grouped_allreduce_async)
+grouped_allreduce_async_ = _of_default(Communicator.grouped_allreduce_async_)
+reducescatter = _of_default(Communicator.reducescatter)
+reducescatter_async = _of_default(Communicator.reducescatter_async)
+broadcast = _of_default(Communicator.broadcast)
+broadcast_ = _of_default(Communicator.broadcast_)
+broadcast_async = _of_default(Communicator.broadcast_async)
+broadcast_async_ = _of_default(Communicator.broadcast_async_)
+allgather = _of_default(Communicator.allgather)
+allgather_async = _of_default(Communicator.allgather_async)
+alltoall = _of_default(Communicator.alltoall)
+alltoall_async = _of_default(Communicator.alltoall_async)
+gather = _of_default(Communicator.gather)
+gather_async = _of_default(Communicator.gather_async)
+scatter = _of_default(Communicator.scatter)
+scatter_async = _of_default(Communicator.scatter_async)
+send = _of_default(Communicator.send)
+send_async = _of_default(Communicator.send_async)
+recv_ = _of_default(Communicator.recv_)
+recv_async_ = _of_default(Communicator.recv_async_)
+barrier = _of_default(Communicator.barrier)
+barrier_async = _of_default(Communicator.barrier_async)
+broadcast_object = _of_default(Communicator.broadcast_object)
+allgather_object = _of_default(Communicator.allgather_object)

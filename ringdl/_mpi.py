@@ -11,6 +11,7 @@ from typing import Any
 
 from ringdl import _engine
 from ringdl._cores import read_cores
+from ringdl._engine import Reduction
 from ringdl._errors import UsageError
 from ringdl._launch import Launcher
 
@@ -18,23 +19,24 @@ from ringdl._launch import Launcher
 # written just before the abort.
 _FORWARD_SECONDS = 0.2
 
+# MPI counts elements in 32 bits before its version 4.
+_MPI_COUNT = 1 << 30
+
 
 @dataclass(frozen=True)
 class Hosts:
     """Where this rank is among the hosts of its communicator, and what they have.
 
     Attributes:
+        numbers: each rank's host, by rank; hosts are ordered by their lowest rank.
         local_rank: number among the ranks of this host.
         local_size: ranks on this host.
-        host_rank: this host's number; hosts are ordered by their lowest rank.
-        host_count: how many hosts there are.
         cores: cores that the ranks of this host may use, together.
     """
 
+    numbers: list[int]
     local_rank: int
     local_size: int
-    host_rank: int
-    host_count: int
     cores: int
 
 
@@ -134,19 +136,83 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
         raise UsageError("ringdl needs an intracommunicator; this one connects two groups")
     local = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
     lowest = local.bcast(comm.Get_rank(), root=0)
-    leaders = sorted(set(comm.allgather(lowest)))
+    lowest_ranks = comm.allgather(lowest)
+    leaders = sorted(set(lowest_ranks))
     cpus = local.allgather((os.sched_getaffinity(0), read_cores()))
     union = set().union(*(mask for mask, _ in cpus))
     quotas = [cores.quota for _, cores in cpus if cores.quota is not None]
     hosts = Hosts(
+        numbers=[leaders.index(lowest_rank) for lowest_rank in lowest_ranks],
         local_rank=local.Get_rank(),
         local_size=local.Get_size(),
-        host_rank=leaders.index(lowest),
-        host_count=len(leaders),
         cores=max(1, min([len(union), *(int(quota) for quota in quotas)])),
     )
     local.Free()
     return hosts
+
+
+def own_communicator(comm: Any, ranks: list[int] | None) -> Any:
+    """Make MPI's own allreduce a communicator for itself. Collective over the ranks."""
+    if ranks is None:
+        return comm.Dup()
+    whole = comm.Get_group()
+    some = whole.Incl(ranks)
+    own = comm.Create_group(some)
+    some.Free()
+    whole.Free()
+    return own
+
+
+def allreduce(comm: Any, array: Any, op: Reduction) -> None:
+    """MPI's Allreduce, in place. Collective, in the same order on all ranks.
+
+    Args:
+        comm: from `own_communicator`.
+        array: contiguous NumPy array or torch CPU tensor, of a dtype that MPI has.
+        op: the average divides after the sum.
+
+    Raises:
+        UsageError: a dtype that MPI does not reduce.
+    """
+    from mpi4py import MPI
+
+    flat = array.numpy().reshape(-1) if hasattr(array, "numpy") else array.reshape(-1)
+    types = {
+        "float64": MPI.DOUBLE,
+        "float32": MPI.FLOAT,
+        "int64": MPI.INT64_T,
+        "int32": MPI.INT32_T,
+        "int16": MPI.INT16_T,
+        "int8": MPI.INT8_T,
+        "uint8": MPI.UINT8_T,
+    }
+    if flat.dtype.name not in types:
+        raise UsageError(
+            f"MPI has no allreduce of {flat.dtype.name}; take one of {', '.join(types)}, or "
+            "another algorithm"
+        )
+    ops = {
+        Reduction.Sum: MPI.SUM,
+        Reduction.Average: MPI.SUM,
+        Reduction.Min: MPI.MIN,
+        Reduction.Max: MPI.MAX,
+        Reduction.Product: MPI.PROD,
+    }
+    for begin in range(0, flat.size, _MPI_COUNT):
+        part = flat[begin : begin + _MPI_COUNT]
+        comm.Allreduce(MPI.IN_PLACE, [part, types[flat.dtype.name]], op=ops[op])
+    if op == Reduction.Average and flat.dtype.kind == "f":
+        flat /= comm.Get_size()
+    elif op == Reduction.Average:
+        size = flat.dtype.type(comm.Get_size())
+        flat -= flat % size if flat.dtype.kind == "u" else _remainder(flat, size)
+        flat //= size
+
+
+def _remainder(values: Any, size: Any) -> Any:
+    import numpy as np
+
+    return np.fmod(values, size)  # with the sign of the value: truncates towards zero
 
 
 def abort_on_uncaught_error(mpi: Any, rank: int) -> None:

@@ -21,10 +21,15 @@ class Settings:
             (RINGDL_TIMEOUT). Ten minutes outlast a slow checkpoint, not a lunch.
         segment_bytes: what travels and is reduced at once (RINGDL_SEGMENT_BYTES). 256 KiB fits a
             core's second-level cache twice, and its transfer at 10 Gbit/s outlasts the latency.
+        watchdog: seconds after which a work in flight is told of on stderr, with the ranks that it
+            waits for (RINGDL_WATCHDOG; 0: never).
+        debug: whether all ranks that have such a work then print all of theirs (RINGDL_DEBUG=1).
     """
 
     timeout: float = 600.0
     segment_bytes: int = 256 << 10
+    watchdog: float = 60.0
+    debug: bool = False
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -36,11 +41,20 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     return Settings(
         timeout=float(_positive(environ, "RINGDL_TIMEOUT", float, Settings.timeout)),
         segment_bytes=int(_positive(environ, "RINGDL_SEGMENT_BYTES", int, Settings.segment_bytes)),
+        watchdog=float(
+            _positive(environ, "RINGDL_WATCHDOG", float, Settings.watchdog, or_zero=True)
+        ),
+        debug=environ.get("RINGDL_DEBUG", "0") not in ("", "0"),
     )
 
 
 def _positive(
-    environ: Mapping[str, str], name: str, kind: type[int] | type[float], default: float
+    environ: Mapping[str, str],
+    name: str,
+    kind: type[int] | type[float],
+    default: float,
+    *,
+    or_zero: bool = False,
 ) -> float:
     text = environ.get(name)
     if text is None:
@@ -48,7 +62,10 @@ def _positive(
     try:
         value = kind(text)
     except ValueError:
-        value = 0
-    if not value > 0:
-        raise UsageError(f"{name}={text!r} is not a positive number; correct or unset it")
+        value = -1
+    if not (value > 0 or (or_zero and value == 0)):
+        raise UsageError(
+            f"{name}={text!r} is not a positive number{' or 0' if or_zero else ''}; correct or "
+            "unset it"
+        )
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringdl._errors import StallError
@@ -60,3 +60,37 @@ class Work:
 
     def __repr__(self) -> str:
         return f"<ringdl.Work {self._work.label}, {'ended' if self.done() else 'in flight'}>"
+
+
+class GroupedWork:
+    """Several collectives that are waited for as one: see `Communicator.grouped_allreduce`."""
+
+    __slots__ = ("_finish", "_finished", "_result", "_works")
+
+    def __init__(self, works: Sequence[Work], finish: Callable[[], list[Any]]) -> None:
+        self._works = works
+        self._finish = finish
+        self._finished = False
+        self._result: list[Any] = []
+
+    def done(self) -> bool:
+        """Whether all have ended, well or not. Never blocks."""
+        return all(work.done() for work in self._works)
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """Wait until all have ended, and return the arrays. May be called again.
+
+        Args:
+            timeout: seconds for each of the collectives; see `Work.wait`, also for the errors.
+        """
+        if not self._finished:
+            for work in self._works:
+                work.wait(timeout)
+            self._result = self._finish()
+            self._finished = True
+        return self._result
+
+    def __repr__(self) -> str:
+        return (
+            f"<ringdl.GroupedWork of {len(self._works)}, {'ended' if self.done() else 'in flight'}>"
+        )

@@ -40,10 +40,23 @@ int64_t to_ns(double seconds);
 /// Has Python handle signals (Ctrl-C); throws what their handlers raise. Takes the GIL.
 void check_signals();
 
-/// An engine and the arrays that are in flight in it.
+/// A reduction of the user's own, and what keeps its code alive.
+struct CustomOperation {
+  Operation operation;
+  nb::object owner;
+};
+
+/// What a work in flight uses.
+struct Held {
+  std::optional<Array> array;
+  std::optional<Array> output;
+  nb::object operation;
+};
+
+/// An engine and what is in flight in it.
 struct Communicator {
   std::shared_ptr<Engine> engine;
-  std::unordered_map<uint64_t, Array> in_flight;  // by work; touched with the GIL held
+  std::unordered_map<uint64_t, Held> in_flight;  // by work; touched with the GIL held
 
   void let_go_of_ended() {
     for (const uint64_t id : engine->take_ended()) in_flight.erase(id);

@@ -1,3 +1,4 @@
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -58,14 +59,16 @@ void bind_buckets(nb::module_& module) {
           "__init__",
           [](GradientBuckets* self, const Communicator& communicator,
              const std::vector<Spec>& specs, int64_t bucket_bytes, int64_t first_bucket_bytes,
-             Reduction reduction, int64_t first_number) {
+             Reduction reduction, int64_t first_number, const SharedGroup& group) {
             std::vector<GradientSpec> gradients = gradients_of(specs);
             BucketPlan plan = plan_buckets(gradients, bucket_bytes, first_bucket_bytes);
-            new (self) GradientBuckets(communicator.engine, std::move(gradients), std::move(plan),
-                                       reduction, first_number);
+            const auto& engine = communicator.engine;
+            new (self) GradientBuckets(engine, std::move(gradients), std::move(plan), reduction,
+                                       first_number, group ? group : engine->group_of_all_ranks());
           },
           nb::arg("communicator"), nb::arg("specs"), nb::arg("bucket_bytes"),
-          nb::arg("first_bucket_bytes"), nb::arg("reduction"), nb::arg("first_number"))
+          nb::arg("first_bucket_bytes"), nb::arg("reduction"), nb::arg("first_number"),
+          nb::arg("group").none())
       .def("numpy_view", [](nb::handle_t<GradientBuckets> self,
                             int index) { return view<nb::numpy>(self, index, true); })
       .def("dlpack_view", [](nb::handle_t<GradientBuckets> self,

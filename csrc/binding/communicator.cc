@@ -18,29 +18,43 @@ namespace {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
-std::shared_ptr<Work> submit(Communicator& self, Call call, const Array& array,
-                             std::optional<DType> dtype) {
-  ArrayView view = view_of(array, dtype);
-  call.dtype = view.dtype;
-  call.shape = std::move(view.shape);
-  if (call.kind == Kind::kAllgather && call.shape.empty()) call.shape = {1};
+std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array> array,
+                             std::optional<DType> dtype, Reduction reduction, int root,
+                             const std::string& name, SharedGroup group,
+                             std::optional<Algorithm> algorithm, nb::handle operation,
+                             std::vector<int64_t> splits, std::optional<Array> output) {
+  Call call{kind, {}, reduction, root, {}, name, std::move(group), algorithm, {}, {}, nullptr};
+  call.splits = std::move(splits);
+  void* data = nullptr;
+  if (array) {
+    ArrayView view = view_of(*array, dtype);
+    call.dtype = view.dtype;
+    call.shape = std::move(view.shape);
+    data = view.data;
+  }
+  if (output) call.output = view_of(*output, dtype).data;
+  if (!operation.is_none()) call.operation = nb::cast<CustomOperation&>(operation).operation;
   std::shared_ptr<Work> work;
   {
     const nb::gil_scoped_release release;
-    work = self.engine->submit(call, view.data);
+    work = self.engine->submit(call, data);
   }
-  if (!work->released.load()) self.in_flight.emplace(work->id, array);
+  if (array && !work->released.load()) {
+    self.in_flight.emplace(
+        work->id, Held{std::move(array), std::move(output), nb::borrow<nb::object>(operation)});
+  }
   self.let_go_of_ended();
   return work;
 }
 
-// What an allgather collected: the bytes of each rank's block, and all blocks.
+// What a collective has collected: the bytes from each rank, and all of them.
 std::tuple<std::vector<int64_t>, Bytes> take_gathered(Work& work) {
-  auto* buffer = new Buffer(std::move(work.allgather->result()));
+  Gathered& gathered = *work.collective->gathered();
+  auto* buffer = new Buffer(std::move(gathered.data));
   const nb::capsule owner(buffer, [](void* p) noexcept { delete static_cast<Buffer*>(p); });
   static uint8_t nothing;
   void* data = buffer->size() > 0 ? static_cast<void*>(buffer->data()) : &nothing;
-  return {work.allgather->lengths(), Bytes(data, {buffer->size()}, owner)};
+  return {gathered.lengths, Bytes(data, {buffer->size()}, owner)};
 }
 
 std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Transport> transport,
@@ -60,42 +74,44 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("label", [](const Work& work) { return work.label; })
       .def("take_gathered", &take_gathered);
 
+  nb::class_<Group>(module, "Group")
+      .def_ro("id", &Group::id)
+      .def_ro("rank", &Group::rank)
+      .def_ro("ranks", &Group::ranks);
+
+  nb::class_<CustomOperation>(module, "CustomOperation")
+      .def(
+          "__init__",
+          [](CustomOperation* self, uintptr_t address, uint64_t digest, const std::string& name,
+             nb::object owner) {
+            using Kernel = decltype(Operation::kernel);
+            new (self) CustomOperation{{reinterpret_cast<Kernel>(address), digest, name},
+                                       std::move(owner)};
+          },
+          nb::arg("address"), nb::arg("digest"), nb::arg("name"), nb::arg("owner"));
+
   nb::class_<Communicator>(module, "Communicator")
       .def_prop_ro("rank", [](const Communicator& self) { return self.engine->rank(); })
       .def_prop_ro("size", [](const Communicator& self) { return self.engine->size(); })
       .def_prop_ro("is_shut_down",
                    [](const Communicator& self) { return self.engine->is_shut_down(); })
+      .def("submit", &submit, nb::arg("kind"), nb::arg("array").none(), nb::arg("dtype").none(),
+           nb::arg("reduction") = Reduction::kSum, nb::arg("root") = -1, nb::arg("name") = "",
+           nb::arg("group").none() = nb::none(), nb::arg("algorithm").none() = nb::none(),
+           nb::arg("operation").none() = nb::none(), nb::arg("splits") = std::vector<int64_t>{},
+           nb::arg("output").none() = nb::none())
       .def(
-          "allreduce",
-          [](Communicator& self, const Array& array, std::optional<DType> dtype,
-             Reduction reduction, const std::string& name) {
-            return submit(self, {Kind::kAllreduce, {}, reduction, -1, {}, name}, array, dtype);
+          "group",
+          [](const Communicator& self, std::vector<int> ranks, uint64_t salt) {
+            return group_of(std::move(ranks), self.engine->rank(), self.engine->size(), salt);
           },
-          nb::arg("array"), nb::arg("dtype").none(), nb::arg("reduction"), nb::arg("name"))
+          nb::arg("ranks"), nb::arg("salt"))
       .def(
-          "broadcast",
-          [](Communicator& self, const Array& array, std::optional<DType> dtype, int root,
-             const std::string& name) {
-            return submit(self, {Kind::kBroadcast, {}, Reduction::kSum, root, {}, name}, array,
-                          dtype);
+          "pair",
+          [](const Communicator& self, int from, int to, const SharedGroup& group) {
+            return group_of_pair(from, to, group ? *group : *self.engine->group_of_all_ranks());
           },
-          nb::arg("array"), nb::arg("dtype").none(), nb::arg("root"), nb::arg("name"))
-      .def(
-          "allgather",
-          [](Communicator& self, const Array& array, std::optional<DType> dtype,
-             const std::string& name) {
-            return submit(self, {Kind::kAllgather, {}, Reduction::kSum, -1, {}, name}, array,
-                          dtype);
-          },
-          nb::arg("array"), nb::arg("dtype").none(), nb::arg("name"))
-      .def(
-          "barrier",
-          [](Communicator& self, const std::string& name) {
-            const nb::gil_scoped_release release;
-            return self.engine->submit({Kind::kBarrier, {}, Reduction::kSum, -1, {}, name},
-                                       nullptr);
-          },
-          nb::arg("name"))
+          nb::arg("from_rank"), nb::arg("to_rank"), nb::arg("group").none())
       .def("wake",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
@@ -123,6 +139,12 @@ void bind_communicator(nb::module_& module) {
            [](Communicator& self, size_t bytes) { self.engine->set_segment_bytes(bytes); })
       .def("set_may_spin",
            [](Communicator& self, bool may_spin) { self.engine->set_may_spin(may_spin); })
+      .def(
+          "set_watchdog",
+          [](Communicator& self, double after, bool dumps) {
+            self.engine->set_watchdog(to_ns(after), dumps);
+          },
+          nb::arg("after"), nb::arg("dumps"))
       .def("stats", [](const Communicator& self) { return self.engine->stats(); });
 
   module.def("alone", [] { return make_communicator(std::move(make_loopback(1)[0]), true); });

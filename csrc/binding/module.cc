@@ -1,11 +1,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <signal.h>
 
 #include <array>
 #include <string>
 
 #include "base/error.h"
 #include "binding/binding.h"
+#include "engine/engine.h"
 #include "reduce/reduce.h"
 
 namespace ringdl::binding {
@@ -35,6 +37,15 @@ void bind_errors() {
   });
 }
 
+// Leaves a handler alone that somebody has set.
+void dump_on_signal(int signal) {
+  struct sigaction action{};
+  if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action.sa_handler = [](int) { request_dumps(); };
+  action.sa_flags = SA_RESTART;
+  sigaction(signal, &action, nullptr);
+}
+
 }  // namespace
 
 NB_MODULE(_engine, module) {
@@ -60,6 +71,23 @@ NB_MODULE(_engine, module) {
       .value("Max", Reduction::kMax)
       .value("Product", Reduction::kProduct);
 
+  nb::enum_<Kind>(module, "Kind")
+      .value("allreduce", Kind::kAllreduce)
+      .value("broadcast", Kind::kBroadcast)
+      .value("allgather", Kind::kAllgather)
+      .value("barrier", Kind::kBarrier)
+      .value("reducescatter", Kind::kReduceScatter)
+      .value("alltoall", Kind::kAlltoall)
+      .value("gather", Kind::kGather)
+      .value("scatter", Kind::kScatter)
+      .value("message", Kind::kMessage);
+
+  nb::enum_<Algorithm>(module, "Algorithm")
+      .value("ring", Algorithm::kRing)
+      .value("doubling", Algorithm::kDoubling)
+      .value("mpi", Algorithm::kMpi);
+
+  module.def("dump_on_signal", &dump_on_signal, nb::arg("signal"));
   module.def("simd_level", [] { return std::string(name_of(detect_simd_level())); });
 
   bind_communicator(module);

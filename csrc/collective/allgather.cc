@@ -7,12 +7,9 @@
 namespace ringdl {
 
 Allgather::Allgather(const std::byte* block, size_t bytes, int rank, int size, size_t segment_bytes)
-    : block_(block),
-      rank_(rank),
-      size_(size),
-      segment_bytes_(segment_bytes),
-      lengths_(static_cast<size_t>(size), -1) {
-  lengths_[rank] = static_cast<int64_t>(bytes);
+    : block_(block), rank_(rank), size_(size), segment_bytes_(segment_bytes) {
+  result_.lengths.assign(static_cast<size_t>(size), -1);
+  result_.lengths[static_cast<size_t>(rank)] = static_cast<int64_t>(bytes);
 }
 
 // In both rounds rank r first sends what is its own and then passes on what it received, so the
@@ -22,12 +19,12 @@ bool Allgather::gather_lengths(Channel& channel) {
   const int next = (rank_ + 1) % size_;
   while (lengths_posted_ < size_ - 1) {
     const auto from = static_cast<size_t>((rank_ - 1 - lengths_posted_ + size_) % size_);
-    channel.receive(previous, &lengths_[from], sizeof(int64_t));
+    channel.receive(previous, &result_.lengths[from], sizeof(int64_t));
     ++lengths_posted_;
   }
   while (lengths_sent_ < std::min<int64_t>(size_ - 1, channel.received(previous) + 1)) {
     const auto of = static_cast<size_t>((rank_ - lengths_sent_ + size_) % size_);
-    channel.send(next, &lengths_[of], sizeof(int64_t));
+    channel.send(next, &result_.lengths[of], sizeof(int64_t));
     ++lengths_sent_;
   }
   return channel.received(previous) >= size_ - 1;
@@ -36,11 +33,11 @@ bool Allgather::gather_lengths(Channel& channel) {
 // The blocks of ranks first, first-1, ..., `count` of them, cut into segments.
 std::vector<Allgather::Piece> Allgather::pieces_of(int first, int count) const {
   std::vector<size_t> begins(static_cast<size_t>(size_), 0);
-  std::partial_sum(lengths_.begin(), lengths_.end() - 1, begins.begin() + 1);
+  std::partial_sum(result_.lengths.begin(), result_.lengths.end() - 1, begins.begin() + 1);
   std::vector<Piece> pieces;
   for (int i = 0; i < count; ++i) {
     const auto owner = static_cast<size_t>((first - i + size_) % size_);
-    const auto length = static_cast<size_t>(lengths_[owner]);
+    const auto length = static_cast<size_t>(result_.lengths[owner]);
     for (size_t done = 0; done < length; done += segment_bytes_) {
       pieces.push_back({begins[owner] + done, std::min(segment_bytes_, length - done)});
     }
@@ -49,10 +46,11 @@ std::vector<Allgather::Piece> Allgather::pieces_of(int first, int count) const {
 }
 
 void Allgather::begin_blocks() {
-  const auto own = static_cast<size_t>(lengths_[rank_]);
-  result_ = Buffer(std::accumulate(lengths_.begin(), lengths_.end(), size_t{0}));
-  const auto begin = std::accumulate(lengths_.begin(), lengths_.begin() + rank_, size_t{0});
-  if (own > 0) std::memcpy(result_.data() + begin, block_, own);
+  const auto own = static_cast<size_t>(result_.lengths[rank_]);
+  result_.data = Buffer(std::accumulate(result_.lengths.begin(), result_.lengths.end(), size_t{0}));
+  const auto begin =
+      std::accumulate(result_.lengths.begin(), result_.lengths.begin() + rank_, size_t{0});
+  if (own > 0) std::memcpy(result_.data.data() + begin, block_, own);
   incoming_ = pieces_of((rank_ - 1 + size_) % size_, size_ - 1);
   outgoing_ = pieces_of(rank_, size_ - 1);
   own_pieces_ = size_ > 1 ? static_cast<int64_t>(pieces_of(rank_, 1).size()) : 0;
@@ -72,13 +70,13 @@ bool Allgather::step(Channel& channel) {
   received_ = channel.received(previous) - (size_ - 1);
   while (posted_ < std::min(incoming, received_ + kDepth)) {
     const Piece& piece = incoming_[posted_++];
-    channel.receive(previous, result_.data() + piece.begin, piece.bytes);
+    channel.receive(previous, result_.data.data() + piece.begin, piece.bytes);
     received_ = channel.received(previous) - (size_ - 1);
   }
   while (launched_ < std::min({outgoing, received_ + own_pieces_,
                                channel.sent(next) - (size_ - 1) + 2 * kDepth})) {
     const Piece& piece = outgoing_[launched_++];
-    channel.send(next, result_.data() + piece.begin, piece.bytes);
+    channel.send(next, result_.data.data() + piece.begin, piece.bytes);
   }
   return received_ == incoming && channel.sent(next) == outgoing + size_ - 1;
 }

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "base/buffer.h"
 #include "collective/collective.h"
 
 namespace ringdl {
@@ -19,9 +18,7 @@ class Allgather final : public Collective {
   bool step(Channel& channel) override;
   std::string describe() const override;
 
-  /// Once done: the bytes of each rank's block, and the blocks one after the other.
-  const std::vector<int64_t>& lengths() const { return lengths_; }
-  Buffer& result() { return result_; }
+  Gathered* gathered() override { return &result_; }
 
  private:
   static constexpr int64_t kDepth = 4;
@@ -39,11 +36,10 @@ class Allgather final : public Collective {
   int rank_;
   int size_;
   size_t segment_bytes_;
-  std::vector<int64_t> lengths_;
   int64_t lengths_posted_ = 0;
   int64_t lengths_sent_ = 0;
   bool blocks_begun_ = false;
-  Buffer result_;
+  Gathered result_;
   std::vector<Piece> incoming_;  // in the order of their arrival
   std::vector<Piece> outgoing_;
   int64_t own_pieces_ = 0;  // the first of outgoing_, which wait for nothing

@@ -1,11 +1,19 @@
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <vector>
 
+#include "base/buffer.h"
 #include "collective/channel.h"
 
 namespace ringdl {
+
+/// What a collective has collected from several ranks.
+struct Gathered {
+  std::vector<int64_t> lengths;  // bytes from each rank, in rank order
+  Buffer data;                   // one after the other
+};
 
 /// One rank's part in one collective, as a state machine. It never blocks, sleeps, or reads a clock
 /// or the environment, so the same code runs over MPI, over threads, and in a simulator.
@@ -19,6 +27,9 @@ class Collective {
   /// Does what can be done now. True once nothing is left to do on this rank: its result is there
   /// and its messages have ended. Not to be called after that.
   virtual bool step(Channel& channel) = 0;
+
+  /// Once done: what it has collected, if the result's size is only known then.
+  virtual Gathered* gathered() { return nullptr; }
 
   /// Where it stands, for people: "ring allreduce: 12 of 24 segments received".
   virtual std::string describe() const = 0;

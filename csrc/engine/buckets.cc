@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "collective/ring_allreduce.h"
 #include "engine/engine.h"
@@ -7,7 +8,8 @@
 namespace ringdl {
 
 void Engine::add_bucket(int64_t number, std::shared_ptr<const void> memory, void* data,
-                        size_t bytes, DType dtype, Reduction reduction, const std::string& label) {
+                        size_t bytes, DType dtype, Reduction reduction, const std::string& label,
+                        const SharedGroup& group) {
   Lock lock = lock_for_call();
   if (buckets_.contains(number)) {
     throw UsageError("bucket " + std::to_string(number) + " exists already");
@@ -19,35 +21,33 @@ void Engine::add_bucket(int64_t number, std::shared_ptr<const void> memory, void
   bucket.dtype = dtype;
   bucket.reduction = reduction;
   bucket.label = label;
+  bucket.group = group;
+  bucket_next_[number] = group->ranks[static_cast<size_t>((group->rank + 1) % group->size())];
   const Key key{KeySpace::kBucket, static_cast<uint64_t>(number), 0};
-  if (const auto parked = parked_.find(key); parked != parked_.end()) {
-    bucket.failure = parked->second.failure;  // another rank has dropped it already
-    parked_.erase(parked);
-    return;
-  }
-  prepare_bucket(number, bucket);
+  bucket.failure = matching_.take(key).failure;  // another rank has dropped it already
+  if (bucket.failure.empty()) prepare_bucket(number, bucket);
 }
 
 // The next instance's work is made as soon as the one before is done, so that its first receives
 // are posted when the previous rank launches.
 void Engine::prepare_bucket(int64_t number, Bucket& bucket) {
-  Key key{KeySpace::kBucket, static_cast<uint64_t>(number), 0};
-  key.instance = next_instance(key);
+  const Key key = matching_.next(KeySpace::kBucket, static_cast<uint64_t>(number));
+  const Group& group = *bucket.group;
   Description description;
   description.kind = Kind::kAllreduce;
   description.dtype = bucket.dtype;
   description.reduction = bucket.reduction;
   set_name(description, bucket.label);
-  auto work = std::make_shared<Work>(next_id_++, key, description);
+  auto work = std::make_shared<Work>(next_id_++, key, description, bucket.group);
   work->state = Work::State::kPrepared;
   work->memory = bucket.memory;
-  work->bucket_channel =
-      std::make_unique<BucketChannel>(context(), tag_layout_.bucket_tag(number, key.instance),
-                                      [this, raw = work.get()] { touch(*raw); });
-  work->collective = std::make_unique<RingAllreduce>(bucket.data, bucket.bytes,
-                                                     Reducer(bucket.dtype, bucket.reduction, size_),
-                                                     rank_, size_, options_.segment_bytes);
-  if (size_ > 1) work->collective->prepare(*work->bucket_channel);
+  work->bucket_channel = std::make_unique<BucketChannel>(
+      context(bucket.group), tag_layout_.bucket_tag(number, key.instance),
+      [this, raw = work.get()] { touch(*raw); });
+  work->collective = std::make_unique<RingAllreduce>(
+      bucket.data, bucket.bytes, Reducer(bucket.dtype, bucket.reduction, group.size()), group.rank,
+      group.size(), options_.segment_bytes);
+  if (group.size() > 1) work->collective->prepare(*work->bucket_channel);
   bucket.running.reset();
   bucket.prepared = std::move(work);
 }
@@ -66,7 +66,8 @@ std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
   note_submitter();
   const std::shared_ptr<Work> work = std::exchange(bucket.prepared, nullptr);
   bucket.running = work;
-  ++next_instance(work->key);
+  matching_.advance(work->key);
+  work->begin_ns = now_ns();
   in_flight_[work->key] = work;
   work->state = Work::State::kRunning;
   if (work->collective->step(*work->bucket_channel)) {
@@ -88,9 +89,8 @@ void Engine::remove_bucket(int64_t number) {
   const std::shared_ptr<Work> running = bucket.running;
   buckets_.erase(found);
   if (running && !running->ended()) {
-    fail_everywhere(MessageType::kMismatch, running->key,
-                    running->label + " was dropped on rank " + std::to_string(rank_) +
-                        " while in flight; keep the buckets until wait() has returned");
+    fail_everywhere(*running, running->label + " was dropped on rank " + std::to_string(rank_) +
+                                  " while in flight; keep the buckets until wait() has returned");
   }
 }
 

@@ -7,7 +7,10 @@ namespace ringdl {
 
 KeyedChannel::KeyedChannel(ChannelContext context, Key key, const Description& description,
                            std::function<void()> touch)
-    : context_(context), key_(key), description_(description), touch_(std::move(touch)) {}
+    : context_(std::move(context)),
+      key_(key),
+      description_(description),
+      touch_(std::move(touch)) {}
 
 MessageHead KeyedChannel::head(MessageType type) const {
   MessageHead head;
@@ -16,11 +19,31 @@ MessageHead KeyedChannel::head(MessageType type) const {
   return head;
 }
 
+// What goes to the next rank waits for announce(), whatever the order of the first messages.
 void KeyedChannel::send(int to, const void* data, size_t bytes) {
   Edge& edge = out_[to];
   edge.stream.add(const_cast<void*>(data), bytes);
-  const bool to_next = to == (rank() + 1) % size();
-  if (announced_ || !to_next) start_send(to, edge, edge.stream.next() - 1);
+  if (edge.greeted) {
+    start_send(to, edge, edge.stream.next() - 1);
+  } else if (to != next()) {
+    greet(to, edge);
+  }
+}
+
+void KeyedChannel::greet(int to, Edge& edge) {
+  MessageHead submit = head(MessageType::kSubmit);
+  int64_t number = 0;
+  const int64_t end = edge.stream.next();
+  if (number < end && edge.stream[0].bytes <= description_.inline_bytes) {
+    submit.flag = 1;
+    Stream::Message& first = edge.stream[number++];
+    context_.control.send(context_.rank_of(to), submit, &description_, first.data, first.bytes);
+    edge.stream.end(first);
+  } else {
+    context_.control.send(context_.rank_of(to), submit, &description_);
+  }
+  edge.greeted = true;
+  for (; number < end; ++number) start_send(to, edge, number);
 }
 
 void KeyedChannel::start_send(int to, Edge& edge, int64_t number) {
@@ -28,10 +51,11 @@ void KeyedChannel::start_send(int to, Edge& edge, int64_t number) {
   if (message.bytes <= description_.inline_bytes) {
     MessageHead data = head(MessageType::kData);
     data.sequence = static_cast<uint32_t>(number);
-    context_.control.send(to, data, nullptr, message.data, message.bytes);
+    context_.control.send(context_.rank_of(to), data, nullptr, message.data, message.bytes);
     edge.stream.end(message);
   } else if (edge.tag >= 0) {
-    message.ticket = context_.transport.send(to, edge.tag, message.data, message.bytes, *this);
+    message.ticket =
+        context_.transport.send(context_.rank_of(to), edge.tag, message.data, message.bytes, *this);
     message.started = true;
     ++edge.tagged;
     ++context_.counters.data_messages_sent;
@@ -39,28 +63,12 @@ void KeyedChannel::start_send(int to, Edge& edge, int64_t number) {
   }
 }
 
-void KeyedChannel::announce() {
-  const int next = (rank() + 1) % size();
-  Edge& edge = out_[next];
-  MessageHead submit = head(MessageType::kSubmit);
-  int64_t number = 0;
-  const int64_t end = edge.stream.next();
-  if (number < end && edge.stream[0].bytes <= description_.inline_bytes) {
-    submit.flag = 1;
-    Stream::Message& first = edge.stream[number++];
-    context_.control.send(next, submit, &description_, first.data, first.bytes);
-    edge.stream.end(first);
-  } else {
-    context_.control.send(next, submit, &description_);
-  }
-  announced_ = true;
-  for (; number < end; ++number) start_send(next, edge, number);
-}
-
-void KeyedChannel::agree(const Description& theirs) {
-  agreed_ = true;
-  incoming_inline_bytes_ = theirs.inline_bytes;
-  route_waiting();
+void KeyedChannel::agree(int from, const Description& theirs) {
+  Edge& edge = in_[from];
+  edge.greeted = true;
+  edge.inline_bytes = theirs.inline_bytes;
+  if (from == previous()) agreed_ = true;
+  route_all(from, edge);
   touch_();
 }
 
@@ -70,14 +78,11 @@ void KeyedChannel::receive(int from, void* data, size_t bytes) {
   route(from, edge, edge.stream.next() - 1);
 }
 
-// Decides how message `number` comes, once that can be known. Messages from ranks other than the
-// previous one carry no payload, so they always come inline.
+// Decides how message `number` comes, once that can be known.
 void KeyedChannel::route(int from, Edge& edge, int64_t number) {
   Stream::Message& message = edge.stream[number];
-  if (message.started || message.ended) return;
-  const bool from_previous = from == (rank() + size() - 1) % size();
-  if (from_previous && !agreed_) return;
-  if (message.bytes <= incoming_inline_bytes_) {
+  if (message.started || message.ended || !edge.greeted) return;
+  if (message.bytes <= edge.inline_bytes) {
     const auto parked = edge.parked.find(number);
     if (parked == edge.parked.end()) return;
     if (message.bytes > 0) std::memcpy(message.data, parked->second.data(), message.bytes);
@@ -85,25 +90,28 @@ void KeyedChannel::route(int from, Edge& edge, int64_t number) {
     edge.stream.end(message);
     return;
   }
+  const int rank = context_.rank_of(from);
   if (edge.tag < 0) {
-    edge.tag = context_.tags[from].take();
+    edge.tag = context_.tags[static_cast<size_t>(rank)].take();
     if (edge.tag < 0) return;
     MessageHead grant = head(MessageType::kGrant);
     grant.tag = edge.tag;
-    context_.control.send(from, grant);
+    context_.control.send(rank, grant);
     ++context_.counters.grants_sent;
   }
-  message.ticket = context_.transport.receive(from, edge.tag, message.data, message.bytes, *this);
+  message.ticket = context_.transport.receive(rank, edge.tag, message.data, message.bytes, *this);
   message.started = true;
 }
 
-void KeyedChannel::route_waiting() {
-  for (auto& [from, edge] : in_) {
-    for (int64_t number = edge.stream.first(); number < edge.stream.next(); ++number) {
-      route(from, edge, number);
-      if (number < edge.stream.first()) number = edge.stream.first() - 1;
-    }
+void KeyedChannel::route_all(int from, Edge& edge) {
+  for (int64_t number = edge.stream.first(); number < edge.stream.next(); ++number) {
+    route(from, edge, number);
+    if (number < edge.stream.first()) number = edge.stream.first() - 1;
   }
+}
+
+void KeyedChannel::route_waiting() {
+  for (auto& [from, edge] : in_) route_all(from, edge);
 }
 
 void KeyedChannel::deliver(int from, int64_t sequence, const std::byte* payload, size_t bytes) {
@@ -125,7 +133,9 @@ void KeyedChannel::close(int from, int64_t sent) { in_[from].closed = sent; }
 
 void KeyedChannel::finish() {
   for (auto& [from, edge] : in_) {
-    if (edge.tag >= 0) context_.tags[from].give_back(std::exchange(edge.tag, -1));
+    if (edge.tag < 0) continue;
+    context_.tags[static_cast<size_t>(context_.rank_of(from))].give_back(
+        std::exchange(edge.tag, -1));
   }
 }
 
@@ -140,7 +150,8 @@ std::vector<KeyedChannel::OpenTag> KeyedChannel::abort() {
       if (!context_.transport.withdraw(message->ticket)) ++received;
       message->ended = true;
     }
-    if (edge.tag >= 0) open.push_back({from, edge.tag, received, edge.closed});
+    if (edge.tag < 0) continue;
+    open.push_back({context_.rank_of(from), edge.tag, received, edge.closed});
   }
   in_.clear();
   for (auto& [to, edge] : out_) {
@@ -148,7 +159,7 @@ std::vector<KeyedChannel::OpenTag> KeyedChannel::abort() {
     MessageHead close = head(MessageType::kClose);
     close.tag = edge.tag;
     close.sequence = static_cast<uint32_t>(edge.tagged);
-    context_.control.send(to, close);
+    context_.control.send(context_.rank_of(to), close);
   }
   return open;
 }
@@ -191,11 +202,11 @@ void KeyedChannel::ended(Ticket ticket) {
 }
 
 BucketChannel::BucketChannel(ChannelContext context, int tag, std::function<void()> touch)
-    : context_(context), tag_(tag), touch_(std::move(touch)) {}
+    : context_(std::move(context)), tag_(tag), touch_(std::move(touch)) {}
 
 void BucketChannel::send(int to, const void* data, size_t bytes) {
   Stream::Message& message = out_.add(const_cast<void*>(data), bytes);
-  message.ticket = context_.transport.send(to, tag_, data, bytes, *this);
+  message.ticket = context_.transport.send(context_.rank_of(to), tag_, data, bytes, *this);
   message.started = true;
   ++context_.counters.data_messages_sent;
   context_.counters.data_bytes_sent += static_cast<int64_t>(bytes);
@@ -203,7 +214,7 @@ void BucketChannel::send(int to, const void* data, size_t bytes) {
 
 void BucketChannel::receive(int from, void* data, size_t bytes) {
   Stream::Message& message = in_.add(data, bytes);
-  message.ticket = context_.transport.receive(from, tag_, data, bytes, *this);
+  message.ticket = context_.transport.receive(context_.rank_of(from), tag_, data, bytes, *this);
   message.started = true;
 }
 

@@ -6,6 +6,7 @@
 
 #include "collective/channel.h"
 #include "engine/control.h"
+#include "engine/group.h"
 #include "engine/stream.h"
 #include "engine/tags.h"
 
@@ -17,39 +18,43 @@ struct EngineCounters {
   int64_t grants_sent = 0;
 };
 
-/// What all channels of an engine share.
+/// What all channels of an engine share, and the ranks among which this one's messages go.
 struct ChannelContext {
   Transport& transport;
   ControlPlane& control;
-  std::vector<TagPool>& tags;  // per sending rank
+  std::vector<TagPool>& tags;  // per sending rank of the transport
   EngineCounters& counters;
+  SharedGroup group;
+
+  /// The transport's number of a member.
+  int rank_of(int member) const { return group->ranks[static_cast<size_t>(member)]; }
 };
 
 /// The channel of a work that is matched by its header.
 ///
-/// Messages of at most `inline_bytes` travel as control messages, so they need no tag and are
-/// accepted even before the receiver has submitted the key. Longer ones wait for the receiver's
-/// grant, which names the tag. Receives from the previous rank are not posted before its header has
-/// been found to agree.
+/// The first message to each rank carries the header, and nothing is taken from a rank before its
+/// header has been found to agree. Messages of at most `inline_bytes` travel as control messages,
+/// so they need no tag and are accepted even before the receiver has submitted the key. Longer ones
+/// wait for the receiver's grant, which names the tag. Ranks are numbered as in the group.
 class KeyedChannel final : public Channel, public Completion {
  public:
   /// @param touch  called when something has happened that may let the work go on
   KeyedChannel(ChannelContext context, Key key, const Description& description,
                std::function<void()> touch);
 
-  int rank() const override { return context_.transport.rank(); }
-  int size() const override { return context_.transport.size(); }
+  int rank() const override { return context_.group->rank; }
+  int size() const override { return context_.group->size(); }
   void send(int to, const void* data, size_t bytes) override;
   void receive(int from, void* data, size_t bytes) override;
   int64_t sent(int to) const override;
   int64_t received(int from) const override;
-  bool agreed() const override { return agreed_; }
+  bool agreed() const override { return agreed_; }  // the previous rank
 
   /// Sends this rank's header to the next rank, with the first message if that is inline.
-  void announce();
+  void announce() { greet(next(), out_[next()]); }
 
-  /// The previous rank's header has come and agrees.
-  void agree(const Description& theirs);
+  /// The header of rank `from` has come and agrees.
+  void agree(int from, const Description& theirs);
 
   /// A control message for this key.
   void deliver(int from, int64_t sequence, const std::byte* payload, size_t bytes);
@@ -61,7 +66,7 @@ class KeyedChannel final : public Channel, public Completion {
 
   /// What is left of a granted tag when a work fails: messages may still come on it.
   struct OpenTag {
-    int from;
+    int from;  // the transport's number
     int tag;
     int64_t received;
     int64_t sent;  // -1 until the sender has told
@@ -82,23 +87,27 @@ class KeyedChannel final : public Channel, public Completion {
  private:
   struct Edge {
     Stream stream;
+    bool greeted = false;     // the header was sent, or has come and agrees
+    size_t inline_bytes = 0;  // the sender's
     int tag = -1;
     int64_t tagged = 0;                                // messages sent, or received, on it
     int64_t closed = -1;                               // how many the sender sent, if it gave up
     std::map<int64_t, std::vector<std::byte>> parked;  // inline payload that came early
   };
 
+  int next() const { return (rank() + 1) % size(); }
+  int previous() const { return (rank() + size() - 1) % size(); }
+  void greet(int to, Edge& edge);
   void start_send(int to, Edge& edge, int64_t number);
   void route(int from, Edge& edge, int64_t number);
+  void route_all(int from, Edge& edge);
   MessageHead head(MessageType type) const;
 
   ChannelContext context_;
   Key key_;
   Description description_;
   std::function<void()> touch_;
-  bool announced_ = false;
   bool agreed_ = false;
-  size_t incoming_inline_bytes_ = 0;  // the previous rank's, known from its header
   std::map<int, Edge> out_;
   std::map<int, Edge> in_;
 };
@@ -109,8 +118,8 @@ class BucketChannel final : public Channel, public Completion {
  public:
   BucketChannel(ChannelContext context, int tag, std::function<void()> touch);
 
-  int rank() const override { return context_.transport.rank(); }
-  int size() const override { return context_.transport.size(); }
+  int rank() const override { return context_.group->rank; }
+  int size() const override { return context_.group->size(); }
   void send(int to, const void* data, size_t bytes) override;
   void receive(int from, void* data, size_t bytes) override;
   int64_t sent(int) const override { return out_.first(); }

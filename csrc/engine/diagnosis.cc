@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "engine/engine.h"
 
 namespace ringdl {
 namespace {
@@ -15,29 +14,38 @@ constexpr int64_t kRoundEveryNs = kSecond;
 // An idle rank looks for questions ten times a second.
 constexpr int64_t kAnswerNs = kSecond / 4;
 
-}  // namespace
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  if (ranks.size() == 1) return "rank " + std::to_string(ranks[0]);
-  std::string text = "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (i > 0) text += last + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-    if (last > i + 1) {
-      text += " to " + std::to_string(ranks[last]);
-      i = last;
-    }
-  }
-  return text;
+// The ranks that take part, a bit each; nothing if these are all.
+std::vector<uint8_t> to_bits(const std::vector<int>& ranks, int size) {
+  if (ranks.size() == static_cast<size_t>(size)) return {};
+  std::vector<uint8_t> bits(static_cast<size_t>(size + 7) / 8);
+  for (const int rank : ranks) bits[static_cast<size_t>(rank) / 8] |= 1u << rank % 8;
+  return bits;
 }
 
-Diagnosis::Diagnosis(Engine& engine)
-    : engine_(engine), reports_(static_cast<size_t>(engine.size_)) {}
+std::vector<int> from_bits(const std::byte* bits, size_t bytes, int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto byte = static_cast<size_t>(rank) / 8;
+    const bool takes_part =
+        bytes == 0 || (byte < bytes && (std::to_integer<int>(bits[byte]) >> rank % 8 & 1) != 0);
+    if (takes_part) ranks.push_back(rank);
+  }
+  return ranks;
+}
 
-void Diagnosis::wait_begins(const Key& key, const std::string& label, int64_t now) {
-  waits_.push_back({key, label});
+}  // namespace
+
+Diagnosis::Diagnosis(Host& host, Transport& transport, ControlPlane& control)
+    : host_(host),
+      transport_(transport),
+      control_(control),
+      rank_(transport.rank()),
+      size_(transport.size()),
+      reports_(static_cast<size_t>(size_)) {}
+
+void Diagnosis::wait_begins(const Key& key, const std::string& label, const SharedGroup& group,
+                            int64_t now) {
+  waits_.push_back({key, label, group->ranks});
   ++serial_;
   since_ns_ = now;
 }
@@ -51,34 +59,37 @@ void Diagnosis::wait_ends(const Key& key) {
   since_ns_ = now_ns();
 }
 
-void Diagnosis::look(int64_t now) {
-  if (engine_.size_ == 1 || waits_.empty() || now - since_ns_ < kBlockedNs) return;
-  const bool may_submit = !engine_.one_submitter_ && !engine_.shutting_down_;
-  if (!may_submit && told_serial_ != serial_) {
+void Diagnosis::look(const Key& key, int64_t now) {
+  if (size_ == 1 || now - since_ns_ < kBlockedNs) return;
+  const auto wait = std::find_if(waits_.begin(), waits_.end(),
+                                 [&](const Wait& candidate) { return candidate.key == key; });
+  if (wait != waits_.end() && !host_.may_submit() && told_serial_ != serial_) {
     told_serial_ = serial_;
-    report(engine_.rank_, serial_, waits_.front());
+    report(rank_, serial_, *wait);
   }
   ask_those_who_left(now);
-  if (engine_.rank_ != 0 || !round_.empty() || now < next_round_ns_) return;
-  const bool all_blocked = std::all_of(reports_.begin(), reports_.end(),
-                                       [](const Report& report) { return report.serial != 0; });
-  if (!all_blocked) return;
+}
+
+void Diagnosis::look_for_cycles(int64_t now) {
+  if (!is_round_wanted_ || !round_.empty() || now < next_round_ns_) return;
+  is_round_wanted_ = false;
   next_round_ns_ = now + kRoundEveryNs;
   begin_round(now);
 }
 
 void Diagnosis::ask_those_who_left(int64_t now) {
-  const auto left = std::count(engine_.left_.begin(), engine_.left_.end(), true);
+  const auto left = std::count(host_.left().begin(), host_.left().end(), true);
   if (left == 0 || (asked_serial_ == serial_ && asked_left_ == left)) return;
   asked_serial_ = serial_;
   asked_left_ = left;
   const std::vector<Wait> waits = waits_;
-  for (const Wait& wait : waits) left_questions_.push_back(ask_all(wait.key, now));
+  for (const Wait& wait : waits) left_questions_.push_back(ask(wait.key, wait.ranks, now));
 }
 
 void Diagnosis::report(int rank, uint64_t serial, const Wait& wait) {
-  if (engine_.rank_ == 0) {
+  if (rank_ == 0) {
     reports_[static_cast<size_t>(rank)] = {serial, wait};
+    is_round_wanted_ = true;
     return;
   }
   MessageHead head;
@@ -87,25 +98,41 @@ void Diagnosis::report(int rank, uint64_t serial, const Wait& wait) {
   head.value = serial;
   Description description;
   set_name(description, wait.label);
-  engine_.control_->send(0, head, &description);
+  const std::vector<uint8_t> bits = to_bits(wait.ranks, size_);
+  control_.send(0, head, &description, bits.data(), bits.size());
 }
 
 void Diagnosis::on_blocked(const ControlMessage& message) {
-  report(message.from, message.head.value, {message.head.key, message.description.name});
+  report(message.from, message.head.value,
+         {message.head.key, message.description.name,
+          from_bits(message.payload, message.head.payload_bytes, size_)});
 }
 
-uint32_t Diagnosis::ask_all(const Key& key, int64_t now) {
-  engine_.transport_->expect_stray_messages();  // answers, after this rank has shut down
+uint32_t Diagnosis::ask_all(const Key& key, const SharedGroup& group, int64_t now) {
+  return ask(key, group->ranks, now);
+}
+
+uint32_t Diagnosis::ask(const Key& key, const std::vector<int>& ranks, int64_t now) {
+  transport_.expect_stray_messages();  // answers, after this rank has shut down
   const uint32_t number = next_question_++;
-  questions_[number] = {key, std::vector<Answer>(reports_.size(), Answer::kNone), now, false};
+  Question& question = questions_[number];
+  question.key = key;
+  question.answers.assign(static_cast<size_t>(size_), Answer::kNotAsked);
+  question.asked_ns = now;
+  for (const int rank : ranks) question.answers[static_cast<size_t>(rank)] = Answer::kNone;
   MessageHead head;
   head.type = MessageType::kQuery;
   head.key = key;
   head.sequence = number;
-  for (int to = 0; to < engine_.size_; ++to) {
-    if (to != engine_.rank_) engine_.control_->send(to, head);
+  bool asks_itself = false;
+  for (const int to : ranks) {
+    if (to == rank_) {
+      asks_itself = true;
+    } else {
+      control_.send(to, head);
+    }
   }
-  take(engine_.rank_, number, engine_.submitted(key), waits_.empty() ? 0 : serial_);
+  if (asks_itself) take(rank_, number, !host_.is_ahead(key), waits_.empty() ? 0 : serial_);
   return number;
 }
 
@@ -114,9 +141,9 @@ void Diagnosis::on_query(const ControlMessage& message) {
   head.type = MessageType::kAnswer;
   head.key = message.head.key;
   head.sequence = message.head.sequence;
-  head.flag = engine_.submitted(message.head.key) ? 1 : 0;
+  head.flag = host_.is_ahead(message.head.key) ? 0 : 1;
   head.value = waits_.empty() ? 0 : serial_;
-  engine_.control_->send(message.from, head);
+  control_.send(message.from, head);
 }
 
 void Diagnosis::on_answer(const ControlMessage& message) {
@@ -129,22 +156,25 @@ void Diagnosis::take(int rank, uint32_t number, bool submitted, uint64_t serial)
   question->second.answers[static_cast<size_t>(rank)] =
       submitted ? Answer::kSubmitted : Answer::kMissing;
   if (!question->second.for_verdict) {
-    if (!submitted && engine_.left_[static_cast<size_t>(rank)]) {
+    if (!submitted && host_.left()[static_cast<size_t>(rank)]) {
       const Key key = question->second.key;
-      engine_.fail_for_left(key, rank);
+      host_.fail_for_left(key, rank);
     }
     return;
   }
   Report& report = reports_[static_cast<size_t>(rank)];
-  if (report.serial != serial) {  // it has moved on; it will tell when it is blocked again
-    report.serial = 0;
-    round_spoiled_ = true;
-  }
+  if (report.serial != serial) report.serial = 0;  // it will tell when it is blocked again
   for (const uint32_t asked : round_) {
     const auto& answers = questions_[asked].answers;
     if (std::find(answers.begin(), answers.end(), Answer::kNone) != answers.end()) return;
   }
   end_round();
+}
+
+int Diagnosis::first_submitted(uint32_t number) const {
+  const std::vector<Answer>& answers = questions_.at(number).answers;
+  const auto first = std::find(answers.begin(), answers.end(), Answer::kSubmitted);
+  return first == answers.end() ? -1 : static_cast<int>(first - answers.begin());
 }
 
 std::string Diagnosis::answers(uint32_t number, int64_t now) const {
@@ -169,23 +199,58 @@ std::string Diagnosis::answers(uint32_t number, int64_t now) const {
   return text.empty() ? "all ranks have come" : text;
 }
 
+// The questions are numbered before they are asked: the last answer, perhaps this rank's own, ends
+// the round.
 void Diagnosis::begin_round(int64_t now) {
-  round_spoiled_ = false;
-  std::vector<Key> keys;
+  std::vector<Wait> waits;
   for (const Report& report : reports_) {
-    if (std::find(keys.begin(), keys.end(), report.wait.key) == keys.end()) {
-      keys.push_back(report.wait.key);
-    }
+    const bool is_known = std::any_of(
+        waits.begin(), waits.end(), [&](const Wait& wait) { return wait.key == report.wait.key; });
+    if (report.serial != 0 && !is_known) waits.push_back(report.wait);
   }
-  // Numbers first: the last answer, perhaps this rank's own, ends the round.
-  for (size_t i = 0; i < keys.size(); ++i) {
+  for (size_t i = 0; i < waits.size(); ++i) {
     round_.push_back(next_question_ + static_cast<uint32_t>(i));
   }
-  for (const Key& key : keys) questions_[ask_all(key, now)].for_verdict = true;
-  for (const uint32_t asked : round_) {
-    take(0, asked, engine_.submitted(questions_[asked].key), waits_.empty() ? 0 : serial_);
-    if (round_.empty()) return;
+  for (const Wait& wait : waits) {
+    const uint32_t number = ask(wait.key, wait.ranks, now);
+    questions_[number].for_verdict = true;
   }
+  for (const uint32_t number : std::vector<uint32_t>(round_)) {
+    if (round_.empty()) return;
+    const Question& question = questions_[number];
+    if (question.answers[0] == Answer::kNotAsked) continue;
+    take(0, number, !host_.is_ahead(question.key), waits_.empty() ? 0 : serial_);
+  }
+}
+
+// A rank is stuck if it is blocked and a rank that is stuck has not submitted what it waits for: of
+// the ranks for which that may be so, those are taken away for which it is not, until none is left
+// or none is taken. Each was in the same wait when the round began: it told of it before and still
+// was in it when it answered. So what it had not submitted then it never will.
+std::vector<bool> Diagnosis::find_stuck(const std::vector<Question>& round) const {
+  const auto size = static_cast<size_t>(size_);
+  std::vector<const Question*> awaited(size, nullptr);
+  std::vector<bool> stuck(size, false);
+  for (size_t rank = 0; rank < size; ++rank) {
+    for (const Question& question : round) {
+      if (question.key == reports_[rank].wait.key) awaited[rank] = &question;
+    }
+    stuck[rank] = reports_[rank].serial != 0 && awaited[rank] != nullptr;
+  }
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (size_t rank = 0; rank < size; ++rank) {
+      if (!stuck[rank]) continue;
+      bool stays = false;
+      for (size_t other = 0; other < size; ++other) {
+        stays |= stuck[other] && awaited[rank]->answers[other] == Answer::kMissing;
+      }
+      if (stays) continue;
+      stuck[rank] = false;
+      changed = true;
+    }
+  }
+  return stuck;
 }
 
 void Diagnosis::end_round() {
@@ -194,31 +259,35 @@ void Diagnosis::end_round() {
     round.push_back(std::move(questions_[number]));
     questions_.erase(number);
   }
-  if (round_spoiled_) return;
-  std::string why = "every rank waits and nothing that is waited for was submitted everywhere: ";
-  for (const Question& question : round) {
+  const std::vector<bool> stuck = find_stuck(round);
+  const auto waits_for = [&](size_t rank, const Question& question) {
+    return stuck[rank] && reports_[rank].wait.key == question.key;
+  };
+  std::string why;
+  std::erase_if(round, [&](const Question& question) {
     std::vector<int> missing;
     std::vector<int> waiting;
     std::string label;
-    for (size_t rank = 0; rank < reports_.size(); ++rank) {
+    for (size_t rank = 0; rank < stuck.size(); ++rank) {
       if (question.answers[rank] == Answer::kMissing) missing.push_back(static_cast<int>(rank));
-      if (reports_[rank].wait.key == question.key) {
-        waiting.push_back(static_cast<int>(rank));
-        label = reports_[rank].wait.label;
-      }
+      if (!waits_for(rank, question)) continue;
+      waiting.push_back(static_cast<int>(rank));
+      label = reports_[rank].wait.label;
     }
-    if (missing.empty()) return;  // it is on its way, or stalled for another reason
+    if (waiting.empty()) return true;
     why += ranks_text(waiting) + (waiting.size() == 1 ? " waits" : " wait") + " for " + label +
            ", which " + ranks_text(missing) + " never submitted; ";
-  }
-  why += "have all ranks make the same calls, under the same names";
+    return false;
+  });
+  if (round.empty()) return;
+  why = "ranks wait for one another, each for what another one has not submitted: " + why +
+        "have all ranks make the same calls, under the same names";
   // A rank goes on as soon as what it waits for fails, so it first hears what it has to skip.
   for (const Answer answer : {Answer::kMissing, Answer::kSubmitted}) {
     for (const Question& question : round) {
-      for (int rank = 0; rank < engine_.size_; ++rank) {
-        if (question.answers[static_cast<size_t>(rank)] == answer) {
-          engine_.tell_failure(rank, MessageType::kVerdict, question.key, why);
-        }
+      for (size_t rank = 0; rank < stuck.size(); ++rank) {
+        if (question.answers[rank] != answer) continue;
+        host_.tell_verdict(static_cast<int>(rank), question.key, why, stuck[rank]);
       }
     }
   }

@@ -6,12 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "engine/control.h"
+#include "engine/group.h"
 #include "engine/wire.h"
 
 namespace ringdl {
-
-class Engine;
-struct ControlMessage;
 
 /// Finds out why nothing moves. All members are called with the engine's lock held.
 ///
@@ -19,24 +18,48 @@ struct ControlMessage;
 /// that StallError can name those that have not. A rank that shuts down tells all; whoever is
 /// blocked then asks about its key, and fails it on all ranks if a rank that has left never
 /// submitted it (the next rank knows so without asking). And a *name* is called wrong only when
-/// every rank is blocked in a wait and none of the awaited keys is submitted everywhere: ranks that
-/// have been blocked for a second tell rank 0, which, once it has heard from all, asks all about
-/// all awaited keys, and tells the verdict if every answer says so and nobody has moved on.
+/// ranks wait for one another in a circle: those that have been blocked for a second tell rank 0,
+/// which asks about all awaited keys and tells the verdict on those on which ranks are stuck.
 class Diagnosis {
  public:
-  explicit Diagnosis(Engine& engine);
+  /// What it needs of the engine that it belongs to.
+  class Host {
+   public:
+    virtual bool is_ahead(const Key& key) const = 0;
+    /// Whether another thread than the calling one, which waits, may submit something yet.
+    virtual bool may_submit() const = 0;
+    /// By rank: has told that it submits nothing more.
+    virtual const std::vector<bool>& left() const = 0;
+    /// The key, for which this rank waits, was not submitted by a rank that has left.
+    virtual void fail_for_left(const Key& key, int left_rank) = 0;
+    /// Tells one rank, perhaps this one, that a key fails.
+    /// @param will_not_come  if the rank has not submitted it, it never will
+    virtual void tell_verdict(int to, const Key& key, const std::string& why,
+                              bool will_not_come) = 0;
+
+   protected:
+    ~Host() = default;
+  };
+
+  Diagnosis(Host& host, Transport& transport, ControlPlane& control);
 
   /// A thread of this rank begins or ends a wait.
-  void wait_begins(const Key& key, const std::string& label, int64_t now_ns);
+  void wait_begins(const Key& key, const std::string& label, const SharedGroup& group,
+                   int64_t now_ns);
   void wait_ends(const Key& key);
 
-  /// Called now and then by waiting threads.
-  void look(int64_t now_ns);
+  /// Called now and then by a thread that waits for the key.
+  void look(const Key& key, int64_t now_ns);
+  /// Called now and then on rank 0, whatever it does.
+  void look_for_cycles(int64_t now_ns);
 
-  /// Asks all ranks about a key. Answers are collected under the number that this returns.
-  uint32_t ask_all(const Key& key, int64_t now_ns);
+  /// Asks the members of a group about a key. Answers are collected under the number that this
+  /// returns.
+  uint32_t ask_all(const Key& key, const SharedGroup& group, int64_t now_ns);
   /// What StallError says of the answers so far.
   std::string answers(uint32_t question, int64_t now_ns) const;
+  /// The lowest rank that is known to have submitted the key; -1 if none is.
+  int first_submitted(uint32_t question) const;
   void forget(uint32_t question) { questions_.erase(question); }
 
   void on_query(const ControlMessage& message);
@@ -47,26 +70,33 @@ class Diagnosis {
   struct Wait {
     Key key;
     std::string label;
+    std::vector<int> ranks;  // that take part
   };
   struct Report {
     uint64_t serial = 0;  // 0: not blocked as far as known
     Wait wait;
   };
-  enum class Answer : uint8_t { kNone, kMissing, kSubmitted };
+  enum class Answer : uint8_t { kNotAsked, kNone, kMissing, kSubmitted };
   struct Question {
     Key key;
-    std::vector<Answer> answers;
+    std::vector<Answer> answers;  // by rank
     int64_t asked_ns = 0;
     bool for_verdict = false;
   };
 
+  uint32_t ask(const Key& key, const std::vector<int>& ranks, int64_t now_ns);
   void report(int rank, uint64_t serial, const Wait& wait);
   void take(int rank, uint32_t number, bool submitted, uint64_t serial);
   void ask_those_who_left(int64_t now_ns);
   void begin_round(int64_t now_ns);
+  std::vector<bool> find_stuck(const std::vector<Question>& round) const;
   void end_round();
 
-  Engine& engine_;
+  Host& host_;
+  Transport& transport_;
+  ControlPlane& control_;
+  const int rank_;
+  const int size_;
   std::vector<Wait> waits_;    // of this rank's threads
   uint64_t serial_ = 1;        // changes whenever a wait begins or ends
   int64_t since_ns_ = 0;       // when it changed last
@@ -78,13 +108,10 @@ class Diagnosis {
 
   std::vector<Report> reports_;  // on rank 0, by rank
   std::vector<uint32_t> round_;  // the questions of the running round
-  bool round_spoiled_ = false;
+  bool is_round_wanted_ = false;
 
   uint32_t next_question_ = 1;
   std::map<uint32_t, Question> questions_;
 };
-
-/// "rank 3", "ranks 1, 2 and 5", "ranks 0 to 6".
-std::string ranks_text(const std::vector<int>& ranks);
 
 }  // namespace ringdl

@@ -7,9 +7,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "collective/barrier.h"
-#include "collective/broadcast.h"
-#include "collective/ring_allreduce.h"
 
 namespace ringdl {
 namespace {
@@ -19,34 +16,6 @@ namespace {
 constexpr int64_t kMaxInlineWorks = 1024;
 
 std::atomic<bool> forked = false;
-
-Description describe(const Call& call) {
-  Description description;
-  description.kind = call.kind;
-  description.dtype = call.dtype;
-  description.reduction = call.reduction;
-  description.root = call.root;
-  description.dimensions = static_cast<int32_t>(call.shape.size());
-  description.count = 1;
-  // The first dimension of an allgather may differ between ranks.
-  const size_t first = call.kind == Kind::kAllgather ? 1 : 0;
-  std::string dimensions;
-  for (size_t i = first; i < call.shape.size(); ++i) {
-    description.count *= call.shape[i];
-    dimensions += std::to_string(call.shape[i]) + ",";
-    if (i - first < kMaxDimensions) description.shape[i - first] = call.shape[i];
-  }
-  if (first == 1) --description.dimensions;
-  description.shape_hash = hash_of(dimensions);
-  set_name(description, call.name);
-  return description;
-}
-
-size_t bytes_of(const Call& call) {
-  size_t bytes = item_bytes(call.dtype);
-  for (const int64_t extent : call.shape) bytes *= static_cast<size_t>(extent);
-  return bytes;
-}
 
 }  // namespace
 
@@ -61,6 +30,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, EngineOptions options)
       options_(options),
       rank_(transport_->rank()),
       size_(transport_->size()),
+      all_(ringdl::group_of_all(rank_, size_)),
       maker_(std::this_thread::get_id()),
       tag_layout_(transport_->max_tag()),
       tags_(static_cast<size_t>(size_), TagPool(tag_layout_.pooled)),
@@ -70,7 +40,9 @@ Engine::Engine(std::unique_ptr<Transport> transport, EngineOptions options)
   options_.inline_bytes = std::min(options_.inline_bytes, kMaxPayloadBytes);
   control_ = std::make_unique<ControlPlane>(
       *transport_, [this](const ControlMessage& message) { handle(message); });
-  diagnosis_ = std::make_unique<Diagnosis>(*this);
+  Diagnosis::Host& host = *this;
+  diagnosis_ = std::make_unique<Diagnosis>(host, *transport_, *control_);
+  watchdog_ = std::make_unique<Watchdog>(*diagnosis_, rank_);
   if (!options_.threads || size_ == 1) return;
   try {
     thread_ = std::thread([this] { progress_in_background(); });
@@ -145,81 +117,50 @@ void Engine::note_submitter() {
   if (*submitter_ != caller) one_submitter_ = false;
 }
 
-ChannelContext Engine::context() { return {*transport_, *control_, tags_, counters_}; }
+// In shutdown() nobody may; else whoever waits is the only one that has submitted anything so far.
+bool Engine::may_submit() const {
+  const bool is_only_one = one_submitter_ && submitter_ == std::this_thread::get_id();
+  return !is_only_one && !shutting_down_;
+}
+
+ChannelContext Engine::context(const SharedGroup& group) {
+  return {*transport_, *control_, tags_, counters_, group};
+}
 
 std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
   Lock lock = lock_for_call();
-  if (call.kind == Kind::kBroadcast && (call.root < 0 || call.root >= size_)) {
-    throw UsageError("broadcast: root " + std::to_string(call.root) +
-                     " is not a rank; ranks are 0 to " + std::to_string(size_ - 1));
-  }
   // As many headers may be parked at a peer, and as many tags can be granted.
   if (in_flight_.size() >= static_cast<size_t>(tag_layout_.pooled)) {
     throw UsageError(std::to_string(tag_layout_.pooled) +
                      " works are in flight on this rank; wait for some before submitting more");
   }
-  note_submitter();
+  const SharedGroup& group = call.group ? call.group : all_;
   Description description = describe(call);
   description.inline_bytes =
       inline_works_ < kMaxInlineWorks ? static_cast<uint32_t>(options_.inline_bytes) : 0;
-  Key key{KeySpace::kName, hash_of(call.name), 0};
-  if (call.name.empty()) key = {KeySpace::kUnnamed, static_cast<uint64_t>(call.kind), 0};
-  key.instance = next_instance(key);
-
-  auto work = std::make_shared<Work>(next_id_++, key, description);
-  work->keyed_channel = std::make_unique<KeyedChannel>(context(), key, description,
-                                                       [this, raw = work.get()] { touch(*raw); });
-  auto* bytes = static_cast<std::byte*>(data);
-  switch (call.kind) {
-    case Kind::kAllreduce:
-      work->collective = std::make_unique<RingAllreduce>(bytes, bytes_of(call),
-                                                         Reducer(call.dtype, call.reduction, size_),
-                                                         rank_, size_, options_.segment_bytes);
-      break;
-    case Kind::kBroadcast:
-      work->collective = std::make_unique<Broadcast>(bytes, bytes_of(call), call.root, rank_, size_,
-                                                     options_.segment_bytes);
-      break;
-    case Kind::kAllgather: {
-      auto allgather =
-          std::make_unique<Allgather>(bytes, bytes_of(call), rank_, size_, options_.segment_bytes);
-      work->allgather = allgather.get();
-      work->collective = std::move(allgather);
-      break;
-    }
-    case Kind::kBarrier:
-      work->collective = std::make_unique<Barrier>();
-      break;
+  std::shared_ptr<Buffer> stand_in;  // see row_bytes()
+  if (has_uneven_rows(call.kind) && bytes_of(call) > 0 && description.count == 0) {
+    stand_in = std::make_shared<Buffer>(bytes_of(call));
+    std::fill_n(stand_in->data(), stand_in->size(), std::byte{0});
+    data = stand_in->data();
   }
+  auto collective = make_collective(call, description, data, *group, options_.segment_bytes);
+  if (description.algorithm == Algorithm::kMpi && !in_flight_.empty()) {
+    throw UsageError(std::to_string(in_flight_.size()) +
+                     " works are in flight on this rank; MPI's own allreduce needs that there are "
+                     "none: wait for them first, or take another algorithm");
+  }
+  note_submitter();
+  const uint64_t what = call.name.empty() ? static_cast<uint64_t>(call.kind) : hash_of(call.name);
+  const Key key =
+      matching_.next(call.name.empty() ? KeySpace::kUnnamed : KeySpace::kName, what ^ group->id);
+  auto work = std::make_shared<Work>(next_id_++, key, description, group);
+  work->keyed_channel = std::make_unique<KeyedChannel>(context(group), key, description,
+                                                       [this, raw = work.get()] { touch(*raw); });
+  work->collective = std::move(collective);
+  work->memory = std::move(stand_in);
   start(work);
   return work;
-}
-
-// The first step hands the first messages to the channel, so that the header can carry one of them.
-void Engine::start(const std::shared_ptr<Work>& work) {
-  in_flight_[work->key] = work;
-  ++next_instance(work->key);
-  ++inline_works_;
-  Parked parked;
-  if (const auto found = parked_.find(work->key); found != parked_.end()) {
-    parked = std::move(found->second);
-    parked_.erase(found);
-  }
-  if (!parked.failure.empty()) {
-    fail(work, parked.failure);
-    return;
-  }
-  if (work->collective->step(work->channel())) {
-    finish(work);
-    return;
-  }
-  work->keyed_channel->announce();
-  for (const Parked::Message& message : parked.messages) {
-    if (work->ended()) break;
-    apply(*work, message.from, message.head, message.description, message.payload.data());
-  }
-  if (!work->ended()) check_previous_left(work);
-  progress();
 }
 
 void Engine::wake() {
@@ -235,6 +176,12 @@ void Engine::set_segment_bytes(size_t bytes) {
     throw UsageError("segment_bytes must be between 1 and 2^30, not " + std::to_string(bytes));
   }
   options_.segment_bytes = bytes;
+}
+
+void Engine::set_watchdog(int64_t after_ns, bool dumps) {
+  Lock lock = lock_for_call();
+  watchdog_->set_after(after_ns);
+  watchdog_dumps_ = dumps;
 }
 
 void Engine::set_may_spin(bool may_spin) {
@@ -264,8 +211,8 @@ std::map<std::string, double> Engine::stats() const {
       {"grants_sent", number(counters_.grants_sent)},
       {"polls", number(polls_)},
       {"wait_seconds", number(wait_ns_) / kSecond},
-      {"keys", number(next_instances_.size())},
-      {"parked_keys", number(parked_.size())},
+      {"keys", number(matching_.keys())},
+      {"parked_keys", number(matching_.parked_keys())},
   };
 }
 

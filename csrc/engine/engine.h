@@ -13,10 +13,13 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/call.h"
 #include "engine/channels.h"
 #include "engine/control.h"
 #include "engine/diagnosis.h"
+#include "engine/matching.h"
 #include "engine/waiting.h"
+#include "engine/watchdog.h"
 #include "engine/work.h"
 #include "transport/transport.h"
 
@@ -34,23 +37,13 @@ struct EngineOptions {
   bool threads = true;
 };
 
-/// What a call means, without its buffer.
-struct Call {
-  Kind kind = Kind::kBarrier;
-  DType dtype = DType::kUInt8;
-  Reduction reduction = Reduction::kSum;
-  int root = -1;
-  std::vector<int64_t> shape;
-  std::string name;  // empty: matched by its number among its kind
-};
-
 /// Moves the works of one rank. All ranks of a communicator have one.
 ///
 /// Works are matched by key: a name, the number of an unnamed call among its kind, or a bucket and
 /// its launch. Ranks may submit in any order. Each public member may be called by any thread (but
 /// see EngineOptions::threads), takes the engine's lock, and raises UsageError after shutdown() and
 /// in a forked child.
-class Engine {
+class Engine final : private Diagnosis::Host {
  public:
   /// Collective.
   explicit Engine(std::unique_ptr<Transport> transport, EngineOptions options = {});
@@ -68,8 +61,9 @@ class Engine {
   /// Starts a work on `data` (count of `call.shape` elements), which must stay alive and unmoved
   /// until the work is released (Work::released, take_ended()), and be neither read nor written
   /// until it has ended; what is only sent (a broadcast's source, an allgather's block) may be
-  /// read.
-  /// @throws UsageError  a root that is no rank, too many works in flight, or in shutdown()
+  /// read. The same holds for `call.output`.
+  /// @throws UsageError  a root that is no rank, splits that do not fit, too many works in flight,
+  /// or in shutdown()
   std::shared_ptr<Work> submit(const Call& call, void* data);
 
   /// Has the progress thread take notice of works that nobody is going to wait for at once.
@@ -82,11 +76,16 @@ class Engine {
   void wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
             const std::function<void()>& interrupted = {});
 
-  /// Registers the bucket number `bucket`, which all ranks register with the same arguments.
+  /// All ranks, as a group.
+  const SharedGroup& group_of_all_ranks() const { return all_; }
+
+  /// Registers the bucket number `bucket`, which all members of the group register with the same
+  /// arguments.
   /// `data` holds `bytes` bytes; `memory` keeps them alive, also after remove_bucket() for as long
   /// as messages are under way.
   void add_bucket(int64_t bucket, std::shared_ptr<const void> memory, void* data, size_t bytes,
-                  DType dtype, Reduction reduction, const std::string& label);
+                  DType dtype, Reduction reduction, const std::string& label,
+                  const SharedGroup& group);
   /// Starts the next allreduce of the bucket; the one before must have ended.
   std::shared_ptr<Work> launch_bucket(int64_t bucket);
   /// Forgets the bucket, waiting for nothing; a work of it in flight fails on all ranks.
@@ -99,6 +98,9 @@ class Engine {
   void set_segment_bytes(size_t bytes);
   /// See EngineOptions::may_spin.
   void set_may_spin(bool may_spin);
+  /// After how long a work in flight is told of on stderr (0: never), and whether all ranks then
+  /// print what they have in flight.
+  void set_watchdog(int64_t after_ns, bool dumps);
 
   /// Waits for the works in flight (an error of one of them is dropped), tells the others that this
   /// rank submits nothing more, and waits until all have told the same. Then the transport is
@@ -114,20 +116,6 @@ class Engine {
   std::map<std::string, double> stats() const;
 
  private:
-  friend class Diagnosis;
-
-  // Messages for a key that this rank has not submitted yet.
-  struct Parked {
-    struct Message {
-      int from;
-      MessageHead head;
-      Description description;
-      std::vector<std::byte> payload;
-    };
-    std::vector<Message> messages;
-    std::string failure;  // set once the key is known to fail
-  };
-
   class Watch;
 
   // A tag of a failed work on which messages may still come.
@@ -151,6 +139,7 @@ class Engine {
     DType dtype;
     Reduction reduction;
     std::string label;
+    SharedGroup group;
     std::shared_ptr<Work> prepared;  // the next instance, with receives posted
     std::shared_ptr<Work> running;
     std::string failure;  // set once a work of it failed: it cannot be used any more
@@ -163,9 +152,13 @@ class Engine {
   void refuse_closed() const;
   Lock lock_for_call();
   void note_submitter();
-  ChannelContext context();
-  uint64_t& next_instance(const Key& key) { return next_instances_[{key.space, key.hash, 0}]; }
-  bool submitted(const Key& key) { return key.instance < next_instance(key); }
+  ChannelContext context(const SharedGroup& group);
+
+  bool is_ahead(const Key& key) const override { return matching_.is_ahead(key); }
+  bool may_submit() const override;
+  const std::vector<bool>& left() const override { return left_; }
+  void fail_for_left(const Key& key, int left_rank) override;
+  void tell_verdict(int to, const Key& key, const std::string& why, bool will_not_come) override;
 
   void start(const std::shared_ptr<Work>& work);
   void touch(Work& work);
@@ -176,6 +169,8 @@ class Engine {
   void settle();
 
   int progress();
+  void watch_over(int64_t now);
+  std::string dump() const;
   void progress_in_background();
   void progress_until(Lock& lock, const std::function<void()>& interrupted,
                       const std::function<bool()>& done, const std::function<void(int64_t)>& look);
@@ -191,15 +186,15 @@ class Engine {
              const std::byte* payload);
   void compare(Work& work, int from, const Description& theirs);
   void fail_key(const Key& key, const std::string& why, bool skip);
-  void fail_everywhere(MessageType type, const Key& key, const std::string& why);
+  void fail_everywhere(const Work& work, const std::string& why);
   void tell_failure(int to, MessageType type, const Key& key, const std::string& why);
-  void fail_for_left(const Key& key, int left_rank);
   void check_previous_left(const std::shared_ptr<Work>& work);
 
   std::unique_ptr<Transport> transport_;
   EngineOptions options_;
   const int rank_;
   const int size_;
+  const SharedGroup all_;
   const std::thread::id maker_;
 
   mutable std::mutex mutex_;
@@ -207,9 +202,8 @@ class Engine {
   const TagLayout tag_layout_;
   std::vector<TagPool> tags_;
   std::unique_ptr<ControlPlane> control_;
-  std::unordered_map<Key, uint64_t, KeyHash> next_instances_;  // by key with instance 0
+  Matching matching_;
   std::unordered_map<Key, std::shared_ptr<Work>, KeyHash> in_flight_;
-  std::unordered_map<Key, Parked, KeyHash> parked_;
   std::deque<std::shared_ptr<Work>> touched_;
   std::vector<std::shared_ptr<Work>> leaving_;  // ended, but messages of theirs have not
   std::vector<std::unique_ptr<Drain>> drains_;
@@ -217,7 +211,11 @@ class Engine {
   std::vector<uint64_t> ended_;
   std::vector<bool> left_;                     // by rank: has told that it submits nothing more
   std::map<int64_t, uint64_t> left_launches_;  // by bucket: how often the previous rank launched it
+  std::map<int64_t, int> bucket_next_;         // by bucket: the next rank of its group
   std::unique_ptr<Diagnosis> diagnosis_;
+  std::unique_ptr<Watchdog> watchdog_;
+  bool watchdog_dumps_ = false;
+  int dumps_done_ = 0;  // of those that a signal asked for
 
   uint64_t next_id_ = 1;
   int64_t inline_works_ = 0;
@@ -237,6 +235,10 @@ class Engine {
   std::string broken_;  // what the transport said when it failed in the background
   std::thread thread_;
 };
+
+/// Has every engine of this process print its works in flight to stderr, a line each, when it next
+/// looks: within a tenth of a second where it has a progress thread. Safe in a signal handler.
+void request_dumps();
 
 /// An engine that a forked child leaves alone: the threads and messages are its parent's, and even
 /// to destroy the locks that they hold would wait for them.

@@ -20,7 +20,8 @@ std::string label_of_bucket(const BucketLayout& bucket, const std::vector<Gradie
 
 GradientBuckets::GradientBuckets(std::shared_ptr<Engine> engine,
                                  std::vector<GradientSpec> gradients, BucketPlan plan,
-                                 Reduction reduction, int64_t first_number)
+                                 Reduction reduction, int64_t first_number,
+                                 const SharedGroup& group)
     : engine_(std::move(engine)),
       gradients_(std::move(gradients)),
       plan_(std::move(plan)),
@@ -39,7 +40,7 @@ GradientBuckets::GradientBuckets(std::shared_ptr<Engine> engine,
     engine_->add_bucket(first_number_ + static_cast<int64_t>(i), storage_,
                         storage_->bucket(static_cast<int>(i)), plan_.buckets[i].bytes,
                         plan_.buckets[i].dtype, reduction,
-                        label_of_bucket(plan_.buckets[i], gradients_, i));
+                        label_of_bucket(plan_.buckets[i], gradients_, i), group);
   }
   begin_round();
 }

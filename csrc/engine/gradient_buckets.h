@@ -18,10 +18,11 @@ namespace ringdl {
 /// called by any thread that may call the engine.
 class GradientBuckets {
  public:
-  /// Collective: all ranks pass the same, which the caller has made sure of. Uses the buckets
-  /// `first_number`, ... of the engine.
+  /// Collective: all members of the group pass the same, which the caller has made sure of. Uses
+  /// the buckets `first_number`, ... of the engine.
   GradientBuckets(std::shared_ptr<Engine> engine, std::vector<GradientSpec> gradients,
-                  BucketPlan plan, Reduction reduction, int64_t first_number);
+                  BucketPlan plan, Reduction reduction, int64_t first_number,
+                  const SharedGroup& group);
   ~GradientBuckets();
 
   const std::vector<GradientSpec>& gradients() const { return gradients_; }

@@ -32,18 +32,18 @@ class Engine::Watch {
   // The work that is waited for now; null if there is none.
   void watch(const Work* work, int64_t now) {
     if (watched_ && work != nullptr && *watched_ == work->key) {
-      engine_.diagnosis_->look(now);
+      engine_.diagnosis_->look(*watched_, now);
       return;
     }
     if (watched_) engine_.diagnosis_->wait_ends(*watched_);
     watched_.reset();
     if (work == nullptr) return;
     watched_ = work->key;
-    engine_.diagnosis_->wait_begins(work->key, work->label, now);
+    engine_.diagnosis_->wait_begins(work->key, work->label, work->group, now);
   }
 
-  void ask_all(const Key& key, int64_t now) {
-    if (question_ == 0) question_ = engine_.diagnosis_->ask_all(key, now);
+  void ask_all(const Work& work, int64_t now) {
+    if (question_ == 0) question_ = engine_.diagnosis_->ask_all(work.key, work.group, now);
   }
   std::string answers(int64_t now) const { return engine_.diagnosis_->answers(question_, now); }
 
@@ -76,6 +76,7 @@ void Engine::progress_until(Lock& lock, const std::function<void()>& interrupted
     refuse_closed();
     if (progress() > 0) backoff.reset();
     if (done()) break;
+    watch_over(now);
     look(now);
     if (done()) break;
     lock.unlock();
@@ -99,7 +100,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
     Watch watch(*this, lock);
     const auto look = [&](int64_t now) {
       if (now - begin >= kDiagnoseAfterNs) watch.watch(work.get(), now);
-      if (now >= ask_at) watch.ask_all(work->key, now);
+      if (now >= ask_at) watch.ask_all(*work, now);
       if (now < deadline || work->ended()) return;
       throw StallError(
           work->label + " did not end within " + seconds_text(timeout_ns) + " on rank " +
@@ -167,13 +168,13 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
 }
 
 void Engine::tell_leaving() {
-  const int next = (rank_ + 1) % size_;
-  for (const auto& [key, launches] : next_instances_) {
-    if (key.space != KeySpace::kBucket || next == rank_) continue;
+  for (const Key& key : matching_.bucket_launches()) {
+    const int next = bucket_next_[static_cast<int64_t>(key.hash)];
+    if (next == rank_) continue;
     MessageHead count;
     count.type = MessageType::kBucketCount;
-    count.key = key;
-    count.value = launches;
+    count.key = {key.space, key.hash, 0};
+    count.value = key.instance;
     control_->send(next, count);
   }
   MessageHead leaving;

@@ -1,20 +1,30 @@
 #include "engine/wire.h"
 
 #include <algorithm>
+#include <cstdio>
 
 namespace ringdl {
 namespace {
 
 std::string shape_text(const Description& description) {
-  std::string text = description.kind == Kind::kAllgather ? "(*, " : "(";
+  std::string text = has_uneven_rows(description.kind) ? "(*, " : "(";
   for (int i = 0; i < std::min<int>(description.dimensions, kMaxDimensions); ++i) {
     text += std::to_string(description.shape[i]) + ", ";
   }
   if (description.dimensions > kMaxDimensions) text += "..., ";
-  if (description.dimensions > 0 || description.kind == Kind::kAllgather) {
+  if (description.dimensions > 0 || has_uneven_rows(description.kind)) {
     text.resize(text.size() - (description.dimensions == 1 ? 1 : 2));
   }
   return text + ")";
+}
+
+// Functions of one name are told apart by their digests.
+std::string reduction_text(const Description& description) {
+  if (description.operation == 0) return std::string(name_of(description.reduction));
+  char digest[17];
+  std::snprintf(digest, sizeof(digest), "%08x",
+                static_cast<unsigned>(description.operation & 0xffffffffu));
+  return std::string("'") + description.operation_name + "' (code " + digest + ")";
 }
 
 std::string ordinal(uint64_t number) {
@@ -40,13 +50,18 @@ void set_name(Description& description, std::string_view name) {
   fitting.copy(description.name, fitting.size());
 }
 
-std::string label_of(const Key& key, const Description& description) {
-  const std::string kind(name_of(description.kind));
-  if (key.space == KeySpace::kBucket) return std::string(description.name);
+void set_operation_name(Description& description, std::string_view name) {
+  const std::string_view fitting = cut_to_fit(name, kMaxOperationBytes - 1);
+  fitting.copy(description.operation_name, fitting.size());
+}
+
+std::string label_of(const Key& key, const Description& description, const Group& group) {
+  if (key.space == KeySpace::kBucket) return description.name + group.text;
+  std::string kind(name_of(description.kind));
   if (key.space == KeySpace::kUnnamed) {
-    return "the " + ordinal(key.instance + 1) + " unnamed " + kind;
+    return "the " + ordinal(key.instance + 1) + " unnamed " + kind + group.text;
   }
-  return kind + " '" + description.name + "'";
+  return kind + " '" + description.name + "'" + group.text;
 }
 
 std::string difference(const Description& theirs, int their_rank, const Description& ours,
@@ -57,8 +72,11 @@ std::string difference(const Description& theirs, int their_rank, const Descript
   };
   if (theirs.kind != ours.kind) return text("kind", name_of(theirs.kind), name_of(ours.kind));
   if (theirs.dtype != ours.dtype) return text("dtype", name_of(theirs.dtype), name_of(ours.dtype));
-  if (theirs.reduction != ours.reduction) {
-    return text("reduction", name_of(theirs.reduction), name_of(ours.reduction));
+  if (theirs.reduction != ours.reduction || theirs.operation != ours.operation) {
+    return text("reduction", reduction_text(theirs), reduction_text(ours));
+  }
+  if (theirs.algorithm != ours.algorithm) {
+    return text("algorithm", name_of(theirs.algorithm), name_of(ours.algorithm));
   }
   if (theirs.root != ours.root) {
     return text("root", std::to_string(theirs.root), std::to_string(ours.root));

@@ -7,23 +7,45 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "collective/choice.h"
+#include "engine/group.h"
 #include "reduce/reduce.h"
 
 /// What control messages look like: fixed-size structures in the byte order of the machine (ranks
 /// of one job share it), all on one tag.
 namespace ringdl {
 
-enum class Kind : uint8_t { kAllreduce = 0, kBroadcast = 1, kAllgather = 2, kBarrier = 3 };
+enum class Kind : uint8_t {
+  kAllreduce = 0,
+  kBroadcast = 1,
+  kAllgather = 2,
+  kBarrier = 3,
+  kReduceScatter = 4,
+  kAlltoall = 5,
+  kGather = 6,
+  kScatter = 7,
+  kMessage = 8,  // from the first to the second of a pair of ranks
+};
 
 constexpr std::string_view name_of(Kind kind) {
-  constexpr std::string_view names[] = {"allreduce", "broadcast", "allgather", "barrier"};
+  constexpr std::string_view names[] = {"allreduce", "broadcast",     "allgather",
+                                        "barrier",   "reducescatter", "alltoall",
+                                        "gather",    "scatter",       "message"};
   return names[static_cast<int>(kind)];
+}
+
+/// Whether ranks may differ in the length of the first dimension, which then is no part of what
+/// they agree on.
+constexpr bool has_uneven_rows(Kind kind) {
+  return kind == Kind::kAllgather || kind == Kind::kAlltoall || kind == Kind::kGather ||
+         kind == Kind::kScatter;
 }
 
 /// Where a key's hash comes from: a name, the kind of an unnamed call, or the number of a bucket.
 enum class KeySpace : uint8_t { kName = 0, kUnnamed = 1, kBucket = 2 };
 
-/// What works are matched by. The instance counts the uses of one key.
+/// What works are matched by. The hash also holds the group; the instance counts the uses of one
+/// key.
 struct Key {
   KeySpace space = KeySpace::kName;
   uint64_t hash = 0;
@@ -48,20 +70,23 @@ constexpr uint64_t hash_of(std::string_view text) {
 
 inline constexpr int kMaxDimensions = 8;
 inline constexpr size_t kMaxNameBytes = 96;
+inline constexpr size_t kMaxOperationBytes = 32;
 
 /// All that another rank needs in order to take part in a work.
 struct Description {
   Kind kind = Kind::kBarrier;
   DType dtype = DType::kUInt8;
   Reduction reduction = Reduction::kSum;
-  uint8_t algorithm = 0;
-  int32_t root = -1;
+  Algorithm algorithm = Algorithm::kRing;
+  int32_t root = -1;  // its number in the group
   int32_t dimensions = 0;
   uint32_t inline_bytes = 0;  // messages of at most so many bytes travel as control messages
   int64_t count = 0;
   uint64_t shape_hash = 0;          // of all dimensions; the first eight follow
-  int64_t shape[kMaxDimensions]{};  // of an allgather without the first dimension
-  char name[kMaxNameBytes]{};       // cut to fit, for people; the key holds the hash of all of it
+  int64_t shape[kMaxDimensions]{};  // without the first dimension where rows may be uneven
+  uint64_t operation = 0;           // digest of the user's own reduction, or 0
+  char operation_name[kMaxOperationBytes]{};
+  char name[kMaxNameBytes]{};  // cut to fit, for people; the key holds the hash of all of it
 };
 
 enum class MessageType : uint8_t {
@@ -73,7 +98,8 @@ enum class MessageType : uint8_t {
   kVerdict,     // text: likewise, and ranks that never submitted the key skip it
   kQuery,       // has the receiver submitted the key? `sequence` numbers the question
   kAnswer,      // `flag`: submitted; `value`: the serial number of the answering rank's wait
-  kBlocked,     // to rank 0: waiting for the key since a while, `value` is the wait's serial number
+  kBlocked,  // to rank 0: waiting for the key since a while, `value` is the wait's serial number;
+             // the payload holds the members of the key's group, a bit each, unless it is all
   kBucketCount,  // `value`: so often did the leaving rank launch the bucket
   kLeaving,      // the sender shuts down and will submit nothing more
 };
@@ -98,11 +124,12 @@ inline constexpr size_t kMaxControlBytes =
 /// As much of a UTF-8 text as fits, never a part of a character.
 std::string_view cut_to_fit(std::string_view text, size_t bytes);
 
-/// Sets what people read as the name.
+/// Sets what people read as the name, cut to fit.
 void set_name(Description& description, std::string_view name);
+void set_operation_name(Description& description, std::string_view name);
 
 /// "allreduce 'layer1.weight'", "the 3rd unnamed barrier": how errors name a work.
-std::string label_of(const Key& key, const Description& description);
+std::string label_of(const Key& key, const Description& description, const Group& group);
 
 /// Empty if a rank before and this rank mean the same, else what differs: "shape (2, 3) on rank 0
 /// and (2, 4) on rank 1".

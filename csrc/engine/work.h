@@ -3,8 +3,8 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
-#include "collective/allgather.h"
 #include "collective/collective.h"
 #include "engine/channels.h"
 
@@ -16,11 +16,12 @@ class Work {
  public:
   enum class State : uint8_t { kPrepared, kRunning, kDone, kFailed };
 
-  Work(uint64_t number, Key work_key, const Description& work_description)
+  Work(uint64_t number, Key work_key, const Description& work_description, SharedGroup work_group)
       : id(number),
         key(work_key),
         description(work_description),
-        label(label_of(work_key, work_description)) {}
+        group(std::move(work_group)),
+        label(label_of(work_key, work_description, *group)) {}
 
   /// Whether it has ended, well or not. Any thread, without the lock.
   bool ended() const {
@@ -31,7 +32,9 @@ class Work {
   const uint64_t id;  // unique in its engine
   const Key key;
   const Description description;
+  const SharedGroup group;
   const std::string label;
+  int64_t begin_ns = 0;  // when it was submitted
   std::atomic<State> state = State::kRunning;
   std::string failure;  // of kFailed: what MismatchError says
   /// It has ended and its messages have left: nothing reads or writes its buffer any more. Any
@@ -40,7 +43,6 @@ class Work {
 
   std::shared_ptr<const void> memory;  // what it reads and writes, if that is not the caller's
   std::unique_ptr<Collective> collective;
-  Allgather* allgather = nullptr;               // `collective` as what it is, if it is one
   std::unique_ptr<KeyedChannel> keyed_channel;  // one of the two
   std::unique_ptr<BucketChannel> bucket_channel;
   bool touched = false;  // is in the engine's list of works to step

@@ -38,7 +38,7 @@ void until(const Condition& condition) {
 inline std::unique_ptr<GradientBuckets> one_bucket(const Shared& engine, int64_t count) {
   const std::vector<GradientSpec> specs{{"g", {count}, DType::kFloat32, {}}};
   return std::make_unique<GradientBuckets>(engine, specs, plan_buckets(specs, 1 << 20, 1 << 20),
-                                           Reduction::kSum, 0);
+                                           Reduction::kSum, 0, engine->group_of_all_ranks());
 }
 
 }  // namespace ringdl::check

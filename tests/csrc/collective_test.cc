@@ -72,10 +72,10 @@ void allgather(Engine& engine, int64_t count) {
   const auto work = engine.submit(
       {Kind::kAllgather, DType::kInt32, {}, -1, {rows(engine.rank())}, ""}, data.data());
   engine.wait(work, kTimeout);
-  const std::byte* at = work->allgather->result().data();
+  const std::byte* at = work->collective->gathered()->data.data();
   bool right = true;
   for (int rank = 0; rank < engine.size(); ++rank) {
-    right &= work->allgather->lengths()[static_cast<size_t>(rank)] == 4 * rows(rank);
+    right &= work->collective->gathered()->lengths[static_cast<size_t>(rank)] == 4 * rows(rank);
     for (int64_t i = 0; i < rows(rank); ++i, at += 4) {
       int32_t item;
       std::memcpy(&item, at, 4);

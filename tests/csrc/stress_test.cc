@@ -127,7 +127,7 @@ class Rank {
       specs_.push_back({"g" + std::to_string(i), {i * 97 % 200 + 1}, DType::kFloat32, {}});
     }
     buckets_ = std::make_unique<GradientBuckets>(engine_, specs_, plan_buckets(specs_, 700, 300),
-                                                 Reduction::kSum, 0);
+                                                 Reduction::kSum, 0, engine_->group_of_all_ranks());
   }
 
   void run() {
@@ -251,7 +251,7 @@ class Rank {
         CHECK(all_are(one.data, operation.call.shape[0], operation.call.root + operation.offset));
         break;
       case Kind::kAllgather: {
-        auto* block = reinterpret_cast<const float*>(one.work->allgather->result().data());
+        auto* block = reinterpret_cast<const float*>(one.work->collective->gathered()->data.data());
         for (int rank = 0; rank < size; ++rank) {
           const int64_t count = 2 * (operation.call.shape[0] + rank);
           CHECK(all_are(block, count, rank + operation.offset));
@@ -259,7 +259,7 @@ class Rank {
         }
         break;
       }
-      case Kind::kBarrier:
+      default:
         break;
     }
   }

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <vector>
+
+#include "collective/block.h"
+#include "collective/collective.h"
+
+namespace ringdl {
+
+/// Collects every rank's block on the root, in rank order; blocks may differ in length.
+///
+/// Each rank tells the root its length, eight bytes; once the root has heard all and has made room,
+/// it asks each, with an empty message, for its block, which comes straight to its place in
+/// segments.
+///
+/// No rank can finish while two disagree: the root has heard from all before it asks the first, and
+/// no other rank is done before it is asked.
+class Gather final : public Collective {
+ public:
+  /// @param block  this rank's `bytes` bytes; the caller's, only read
+  Gather(const std::byte* block, size_t bytes, int root, int rank, int size, size_t segment_bytes);
+
+  bool step(Channel& channel) override;
+  std::string describe() const override;
+
+  /// Once done, on the root: the bytes of each rank's block, and the blocks one after the other.
+  /// Empty elsewhere.
+  Gathered* gathered() override { return &result_; }
+
+ private:
+  int other(int i) const { return (root_ + 1 + i) % size_; }
+  bool give(Channel& channel);
+  bool hear(Channel& channel);
+  void ask(Channel& channel);
+  bool collect(Channel& channel);
+
+  const std::byte* block_;
+  int64_t bytes_;
+  int root_;
+  int rank_;
+  int size_;
+  size_t segment_bytes_;
+  bool begun_ = false;
+  OutgoingBlock outgoing_;
+  Gathered result_;
+  int heard_ = 0;  // other ranks whose length is here, the first so many
+  bool asked_ = false;
+  int asks_left_ = 0;                    // asks that have left, the first so many
+  std::vector<IncomingBlock> incoming_;  // those that are not here yet
+};
+
+}  // namespace ringdl

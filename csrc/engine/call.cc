@@ -1,0 +1,142 @@
+#include "engine/call.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "collective/allgather.h"
+#include "collective/alltoall.h"
+#include "collective/barrier.h"
+#include "collective/broadcast.h"
+#include "collective/gather.h"
+#include "collective/recursive_doubling.h"
+#include "collective/ring_allreduce.h"
+#include "collective/ring_reduce_scatter.h"
+#include "collective/row_partition.h"
+#include "collective/scatter.h"
+
+namespace ringdl {
+namespace {
+
+bool has_root(Kind kind) {
+  return kind == Kind::kBroadcast || kind == Kind::kGather || kind == Kind::kScatter;
+}
+
+int64_t rows_of(const Call& call) { return call.shape.empty() ? 1 : call.shape[0]; }
+
+Reducer reducer_of(const Call& call, int size) {
+  if (call.operation.kernel != nullptr) return {call.dtype, call.operation.kernel};
+  return {call.dtype, call.reduction, size};
+}
+
+// The bytes for each rank; `splits` are its rows.
+std::vector<int64_t> split_bytes(const Call& call, int size) {
+  const std::string kind(name_of(call.kind));
+  if (call.splits.size() != static_cast<size_t>(size)) {
+    throw UsageError(kind + ": splits names " + std::to_string(call.splits.size()) +
+                     " ranks, but there are " + std::to_string(size));
+  }
+  std::vector<int64_t> bytes;
+  int64_t sum = 0;
+  for (const int64_t rows : call.splits) {
+    if (rows < 0) throw UsageError(kind + ": splits holds the negative " + std::to_string(rows));
+    sum += rows;
+    bytes.push_back(rows * static_cast<int64_t>(row_bytes(call)));
+  }
+  if (sum != rows_of(call)) {
+    throw UsageError(kind + ": splits adds up to " + std::to_string(sum) +
+                     " rows, but the array has " + std::to_string(rows_of(call)));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+size_t row_bytes(const Call& call) {
+  size_t bytes = item_bytes(call.dtype);
+  for (size_t i = 1; i < call.shape.size(); ++i) bytes *= static_cast<size_t>(call.shape[i]);
+  return has_uneven_rows(call.kind) ? std::max<size_t>(bytes, 1) : bytes;
+}
+
+size_t bytes_of(const Call& call) { return row_bytes(call) * static_cast<size_t>(rows_of(call)); }
+
+Description describe(const Call& call) {
+  Description description;
+  description.kind = call.kind;
+  description.dtype = call.dtype;
+  description.reduction = call.reduction;
+  description.root = call.root;
+  description.dimensions = static_cast<int32_t>(call.shape.size());
+  description.count = 1;
+  const size_t first = has_uneven_rows(call.kind) ? 1 : 0;
+  std::string dimensions;
+  for (size_t i = first; i < call.shape.size(); ++i) {
+    description.count *= call.shape[i];
+    dimensions += std::to_string(call.shape[i]) + ",";
+    if (i - first < kMaxDimensions) description.shape[i - first] = call.shape[i];
+  }
+  if (first == 1) --description.dimensions;
+  description.shape_hash = hash_of(dimensions);
+  if (call.kind == Kind::kAllreduce) {
+    description.algorithm = call.algorithm.value_or(choose_allreduce(bytes_of(call)));
+  }
+  description.operation = call.operation.digest;
+  set_operation_name(description, call.operation.name);
+  set_name(description, call.name);
+  return description;
+}
+
+std::unique_ptr<Collective> make_collective(const Call& call, const Description& description,
+                                            void* data, const Group& group, size_t segment_bytes) {
+  const int rank = group.rank;
+  const int size = group.size();
+  auto* array = static_cast<std::byte*>(data);
+  const size_t bytes = bytes_of(call);
+  if (has_root(call.kind) && (call.root < 0 || call.root >= size)) {
+    throw UsageError(std::string(name_of(call.kind)) + ": root " + std::to_string(call.root) +
+                     " is not a rank; ranks are 0 to " + std::to_string(size - 1));
+  }
+  switch (call.kind) {
+    case Kind::kAllreduce:
+      switch (description.algorithm) {
+        case Algorithm::kMpi:  // does the rest
+          return std::make_unique<Barrier>();
+        case Algorithm::kDoubling:
+          if (bytes > std::max(kDoublingBytes, segment_bytes)) {
+            throw UsageError("recursive doubling takes arrays of at most " +
+                             std::to_string(std::max(kDoublingBytes, segment_bytes)) +
+                             " bytes, not " + std::to_string(bytes) + "; take the ring");
+          }
+          return std::make_unique<RecursiveDoubling>(array, bytes, reducer_of(call, size), rank,
+                                                     size);
+        case Algorithm::kRing:
+          break;
+      }
+      return std::make_unique<RingAllreduce>(array, bytes, reducer_of(call, size), rank, size,
+                                             segment_bytes);
+    case Kind::kReduceScatter:
+      return std::make_unique<RingReduceScatter>(
+          array, static_cast<std::byte*>(call.output),
+          row_partition(rows_of(call), row_bytes(call), size), reducer_of(call, size), rank,
+          segment_bytes);
+    case Kind::kBroadcast:
+      return std::make_unique<Broadcast>(array, bytes, call.root, rank, size, segment_bytes);
+    case Kind::kMessage:
+      return std::make_unique<Broadcast>(array, bytes, 0, rank, size, segment_bytes);
+    case Kind::kAllgather:
+      return std::make_unique<Allgather>(array, bytes, rank, size, segment_bytes);
+    case Kind::kAlltoall:
+      return std::make_unique<Alltoall>(array, split_bytes(call, size), rank, size, segment_bytes);
+    case Kind::kGather:
+      return std::make_unique<Gather>(array, bytes, call.root, rank, size, segment_bytes);
+    case Kind::kScatter:
+      return std::make_unique<Scatter>(
+          array, rank == call.root ? split_bytes(call, size) : std::vector<int64_t>{}, call.root,
+          rank, size, segment_bytes);
+    case Kind::kBarrier:
+      return std::make_unique<Barrier>();
+  }
+  throw Error("there is no such kind of work");
+}
+
+}  // namespace ringdl

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/collective.h"
+#include "engine/group.h"
+#include "engine/wire.h"
+
+namespace ringdl {
+
+/// A reduction of the user's own.
+struct Operation {
+  CustomKernel kernel = nullptr;  // null: one of ours
+  uint64_t digest = 0;            // tells functions apart; not 0
+  std::string name;               // for people
+};
+
+/// What a call means, without its buffer.
+struct Call {
+  Kind kind = Kind::kBarrier;
+  DType dtype = DType::kUInt8;
+  Reduction reduction = Reduction::kSum;
+  int root = -1;  // its number in the group
+  std::vector<int64_t> shape;
+  std::string name;             // empty: matched by its number among its kind
+  SharedGroup group = nullptr;  // null: all ranks
+  std::optional<Algorithm> algorithm =
+      std::nullopt;  // of an allreduce; by default chosen by its size
+  Operation operation = {};
+  /// Rows for each rank: of an alltoall, and on the root of a scatter.
+  std::vector<int64_t> splits = {};
+  /// Where a reducescatter puts this rank's rows: the caller's, as `data` of Engine::submit().
+  void* output = nullptr;
+};
+
+/// Bytes of one row, along the first dimension. Where rows may be uneven but hold nothing, each
+/// counts as one byte, so that lengths tell how many there are.
+size_t row_bytes(const Call& call);
+
+/// Bytes of the whole array.
+size_t bytes_of(const Call& call);
+
+/// What other ranks are told of a call.
+Description describe(const Call& call);
+
+/// The state machine that carries a call out.
+/// @param data  as in Engine::submit()
+/// @param group  the call's, never null
+/// @param segment_bytes  what travels and is reduced at once
+/// @throws UsageError  a root that is no rank, splits that do not fit, an array too large for the
+/// algorithm
+std::unique_ptr<Collective> make_collective(const Call& call, const Description& description,
+                                            void* data, const Group& group, size_t segment_bytes);
+
+}  // namespace ringdl

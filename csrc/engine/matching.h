@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/control.h"
+#include "engine/wire.h"
+
+namespace ringdl {
+
+/// Which uses of each key this rank has submitted, and what has come for those that it has not.
+///
+/// A use of a key is ahead, submitted, or skipped: a use that no other rank will submit (a name
+/// that was found to be wrong) is counted, so that all ranks agree on which one is next.
+class Matching {
+ public:
+  /// What came for a key that this rank has not submitted yet.
+  struct Parked {
+    struct Message {
+      int from;
+      MessageHead head;
+      Description description;
+      std::vector<std::byte> payload;
+    };
+    std::vector<Message> messages;
+    std::string failure;  // set once the key is known to fail
+  };
+
+  /// The key of the next use.
+  Key next(KeySpace space, uint64_t hash) {
+    return {space, hash, next_instances_[{space, hash, 0}]};
+  }
+  /// The next use is submitted, or skipped.
+  void advance(const Key& key) { ++next_instances_[{key.space, key.hash, 0}]; }
+  bool is_ahead(const Key& key) const { return key.instance >= uses(key); }
+  bool is_next(const Key& key) const { return key.instance == uses(key); }
+
+  void park(const ControlMessage& message);
+  void park_failure(const Key& key, const std::string& why) { parked_[key] = {{}, why}; }
+  /// What has come for a key; nothing is kept.
+  Parked take(const Key& key);
+
+  /// How often each bucket was launched.
+  std::vector<Key> bucket_launches() const;
+
+  size_t keys() const { return next_instances_.size(); }
+  size_t parked_keys() const { return parked_.size(); }
+
+ private:
+  uint64_t uses(const Key& key) const {
+    const auto found = next_instances_.find({key.space, key.hash, 0});
+    return found == next_instances_.end() ? 0 : found->second;
+  }
+
+  std::unordered_map<Key, uint64_t, KeyHash> next_instances_;  // by key with instance 0
+  std::unordered_map<Key, Parked, KeyHash> parked_;
+};
+
+}  // namespace ringdl

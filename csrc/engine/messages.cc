@@ -1,0 +1,176 @@
+// What control messages do: works are matched, compared, and failed on all ranks of their group.
+
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace ringdl {
+
+void Engine::handle(const ControlMessage& message) {
+  const MessageHead& head = message.head;
+  const std::string text(reinterpret_cast<const char*>(message.payload), head.payload_bytes);
+  switch (head.type) {
+    case MessageType::kSubmit:
+    case MessageType::kData:
+    case MessageType::kGrant:
+    case MessageType::kClose: {
+      if (const auto found = in_flight_.find(head.key); found != in_flight_.end()) {
+        const std::shared_ptr<Work> work = found->second;
+        apply(*work, message.from, head, message.description, message.payload);
+      } else if (matching_.is_ahead(head.key)) {
+        matching_.park(message);
+      } else if (head.type == MessageType::kGrant) {  // for a work that has failed here
+        MessageHead close;
+        close.type = MessageType::kClose;
+        close.key = head.key;
+        close.tag = head.tag;
+        control_->send(message.from, close);
+      } else if (head.type == MessageType::kClose) {
+        for (const auto& drain : drains_) {
+          if (drain->key != head.key || drain->open.from != message.from) continue;
+          drain->open.sent = head.sequence;
+          drain->receive_next();
+        }
+      }
+      break;
+    }
+    case MessageType::kMismatch:
+    case MessageType::kVerdict:
+      fail_key(head.key, text, head.type == MessageType::kVerdict);
+      break;
+    case MessageType::kQuery:
+      diagnosis_->on_query(message);
+      break;
+    case MessageType::kAnswer:
+      diagnosis_->on_answer(message);
+      break;
+    case MessageType::kBlocked:
+      diagnosis_->on_blocked(message);
+      break;
+    case MessageType::kBucketCount:
+      left_launches_[static_cast<int64_t>(head.key.hash)] = head.value;
+      break;
+    case MessageType::kLeaving: {
+      left_[static_cast<size_t>(message.from)] = true;
+      std::vector<std::shared_ptr<Work>> works;
+      for (const auto& [key, work] : in_flight_) works.push_back(work);
+      for (const auto& work : works) check_previous_left(work);
+      break;
+    }
+  }
+}
+
+void Engine::apply(Work& work, int from, const MessageHead& head, const Description& description,
+                   const std::byte* payload) {
+  const int member = work.group->index_of(from);
+  if (!work.keyed_channel || member < 0) return;
+  switch (head.type) {
+    case MessageType::kSubmit:
+      compare(work, from, description);
+      if (!work.ended() && head.flag != 0) {
+        work.keyed_channel->deliver(member, 0, payload, head.payload_bytes);
+      }
+      break;
+    case MessageType::kData:
+      work.keyed_channel->deliver(member, head.sequence, payload, head.payload_bytes);
+      break;
+    case MessageType::kGrant:
+      work.keyed_channel->grant(member, head.tag);
+      break;
+    case MessageType::kClose:
+      work.keyed_channel->close(member, head.sequence);
+      break;
+    default:
+      break;
+  }
+}
+
+void Engine::compare(Work& work, int from, const Description& theirs) {
+  const std::string differs = difference(theirs, from, work.description, rank_);
+  if (differs.empty()) {
+    work.keyed_channel->agree(work.group->index_of(from), theirs);
+    return;
+  }
+  fail_everywhere(
+      work, "ranks disagree on " + work.label + ": " + differs + ". Pass the same on all ranks");
+}
+
+// The key is copied: the work ends with the last call.
+void Engine::fail_everywhere(const Work& work, const std::string& why) {
+  const Key key = work.key;
+  const SharedGroup group = work.group;
+  for (const int to : group->ranks) {
+    if (to != rank_) tell_failure(to, MessageType::kMismatch, key, why);
+  }
+  tell_failure(rank_, MessageType::kMismatch, key, why);
+}
+
+void Engine::tell_verdict(int to, const Key& key, const std::string& why, bool will_not_come) {
+  tell_failure(to, will_not_come ? MessageType::kVerdict : MessageType::kMismatch, key, why);
+}
+
+void Engine::tell_failure(int to, MessageType type, const Key& key, const std::string& why) {
+  const std::string text(cut_to_fit(why, kMaxPayloadBytes));
+  if (to == rank_) {
+    fail_key(key, text, type == MessageType::kVerdict);
+    return;
+  }
+  MessageHead head;
+  head.type = type;
+  head.key = key;
+  control_->send(to, head, nullptr, text.data(), text.size());
+}
+
+// A key that all ranks will submit in their time fails once they do; one that some rank never meant
+// to submit is skipped there, so that all agree on which instance is next. Only the next one can be
+// skipped: instances before it may be in flight elsewhere.
+void Engine::fail_key(const Key& key, const std::string& why, bool skip) {
+  transport_->expect_stray_messages();  // on a bucket's tags, to a rank that never launched it
+  if (const auto found = in_flight_.find(key); found != in_flight_.end()) {
+    const std::shared_ptr<Work> work = found->second;
+    fail(work, why);
+  } else if (!matching_.is_ahead(key)) {
+    return;  // another rank told the same before
+  } else if (key.space == KeySpace::kBucket) {
+    const auto bucket = buckets_.find(static_cast<int64_t>(key.hash));
+    if (bucket == buckets_.end()) {  // not made yet, or not any more
+      matching_.park_failure(key, why);
+      return;
+    }
+    bucket->second.failure = why;
+    if (bucket->second.prepared) bucket->second.prepared->bucket_channel->abort();
+    bucket->second.prepared.reset();
+  } else if (skip && matching_.is_next(key)) {
+    matching_.advance(key);
+    matching_.take(key);
+  } else {
+    matching_.park_failure(key, why);
+  }
+}
+
+void Engine::check_previous_left(const std::shared_ptr<Work>& work) {
+  const Group& group = *work->group;
+  const int previous =
+      group.ranks[static_cast<size_t>((group.rank + group.size() - 1) % group.size())];
+  if (!left_[static_cast<size_t>(previous)] || work->ended()) return;
+  if (work->keyed_channel) {
+    if (work->keyed_channel->agreed()) return;
+  } else {
+    const auto launches = left_launches_.find(static_cast<int64_t>(work->key.hash));
+    if (launches != left_launches_.end() && work->key.instance < launches->second) return;
+  }
+  fail_for_left(work->key, previous);
+}
+
+// Not a verdict: ranks that have not come to this key yet fail it when they do.
+void Engine::fail_for_left(const Key& key, int left_rank) {
+  const auto found = in_flight_.find(key);
+  if (found == in_flight_.end()) return;
+  const std::shared_ptr<Work> work = found->second;
+  fail_everywhere(*work, "rank " + std::to_string(left_rank) +
+                             " has shut down without submitting " + work->label +
+                             ", for which rank " + std::to_string(rank_) +
+                             " waits. Have all ranks make the same calls before they end");
+}
+
+}  // namespace ringdl

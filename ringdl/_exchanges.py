@@ -1,0 +1,327 @@
+"""What moves arrays without reducing: broadcast, gathers, alltoall, messages, barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringdl import _arrays
+from ringdl._base import Base
+from ringdl._engine import Kind
+from ringdl._errors import UsageError
+
+if TYPE_CHECKING:
+    from ringdl import _engine
+    from ringdl._work import Work
+
+
+class Exchanges(Base):
+    """The exchanges of `ringdl.Communicator`."""
+
+    def broadcast(
+        self, x: Any, root: int = 0, name: str | None = None, timeout: float | None = None
+    ) -> Any:
+        """Like `broadcast_`, into a new array; `x` is not changed."""
+        return self.broadcast_(_arrays.copy_of(x), root, name, timeout)
+
+    def broadcast_(
+        self, x: Any, root: int = 0, name: str | None = None, timeout: float | None = None
+    ) -> Any:
+        """Copy the root's array to all ranks, in place.
+
+        In segments along the chain of ranks. Ends on no rank before all have called with the same
+        shape, dtype and root.
+
+        Args:
+            x: an array; same shape and dtype on all ranks.
+            root: the rank whose array it becomes.
+            name: what the call is matched by; by default its number among unnamed broadcasts.
+            timeout: seconds until StallError.
+
+        Returns:
+            `x`.
+
+        Raises:
+            MismatchError: shapes, dtypes or roots differ; on every rank.
+            StallError: some rank has not come in time.
+            UsageError: no such root, or not an array that can travel.
+        """
+        return self._broadcast(x, root, name, is_async=False).wait(timeout)
+
+    def broadcast_async(self, x: Any, root: int = 0, name: str | None = None) -> Work:
+        """Like `broadcast`, but return at once."""
+        return self._broadcast(_arrays.copy_of(x), root, name, is_async=True)
+
+    def broadcast_async_(self, x: Any, root: int = 0, name: str | None = None) -> Work:
+        """Like `broadcast_`, but return at once. `x` is off limits until the work has ended."""
+        return self._broadcast(x, root, name, is_async=True)
+
+    def allgather(self, x: Any, name: str | None = None, timeout: float | None = None) -> Any:
+        """Collect the arrays of all ranks along axis 0, in rank order.
+
+        Around the ring: first the lengths, then the blocks, each received once.
+
+        Args:
+            x: an array; the ranks' may differ in the length of axis 0 only. One without axes counts
+                as one row.
+            name: as in `broadcast_`, among allgathers.
+            timeout: as in `broadcast_`.
+
+        Returns:
+            An array of the same kind, the same on all ranks.
+
+        Raises:
+            MismatchError: dtypes or the shapes beyond axis 0 differ; on every rank.
+            StallError: some rank has not come in time.
+            UsageError: not an array that can travel.
+        """
+        return self._allgather(x, name, is_async=False).wait(timeout)
+
+    def allgather_async(self, x: Any, name: str | None = None) -> Work:
+        """Like `allgather`, but return at once. `x` must not change until the work has ended."""
+        return self._allgather(x, name, is_async=True)
+
+    def alltoall(
+        self,
+        x: Any,
+        splits: Sequence[int] | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send each rank its part of the rows, and collect the parts that are meant for this rank.
+
+        Pairwise exchange (Thakur, Rabenseifner and Gropp 2005), first of lengths, then of blocks.
+
+        Args:
+            x: an array of at least one axis; ranks' may differ in the length of axis 0.
+            splits: rows for each rank; their sum is ``len(x)``. By default all get the same.
+            name: as in `broadcast_`, among alltoalls.
+            timeout: as in `broadcast_`.
+
+        Returns:
+            The received rows in rank order, an array of the same kind; if `splits` is given, also
+            the list of how many came from each rank.
+
+        Raises:
+            MismatchError: dtypes or the shapes beyond axis 0 differ; on every rank.
+            StallError: some rank has not come in time.
+            UsageError: splits that do not fit, or not an array that can travel.
+        """
+        return self._alltoall(x, splits, name, is_async=False).wait(timeout)
+
+    def alltoall_async(
+        self, x: Any, splits: Sequence[int] | None = None, name: str | None = None
+    ) -> Work:
+        """Like `alltoall`, but return at once. `x` must not change until the work has ended."""
+        return self._alltoall(x, splits, name, is_async=True)
+
+    def gather(
+        self, x: Any, root: int = 0, name: str | None = None, timeout: float | None = None
+    ) -> Any:
+        """Collect the arrays of all ranks along axis 0 on the root, in rank order.
+
+        Args:
+            x: an array; the ranks' may differ in the length of axis 0 only. One without axes counts
+                as one row.
+            root: the rank that collects.
+            name: as in `broadcast_`, among gathers.
+            timeout: as in `broadcast_`.
+
+        Returns:
+            On the root an array of the same kind, elsewhere None.
+
+        Raises:
+            MismatchError: dtypes, roots or the shapes beyond axis 0 differ; on every rank.
+            StallError: some rank has not come in time.
+            UsageError: no such root, or not an array that can travel.
+        """
+        return self._gather(x, root, name, is_async=False).wait(timeout)
+
+    def gather_async(self, x: Any, root: int = 0, name: str | None = None) -> Work:
+        """Like `gather`, but return at once. `x` must not change until the work has ended."""
+        return self._gather(x, root, name, is_async=True)
+
+    def scatter(
+        self,
+        x: Any,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give each rank its part of the rows of the root's array.
+
+        Args:
+            x: on the root the array; elsewhere any array of the same dtype and the same shape
+                beyond axis 0, whose rows are ignored (``x[:0]`` will do).
+            root: the rank that gives.
+            splits: on the root, rows for each rank; their sum is ``len(x)``. By default as even as
+                can be, earlier ranks take the remainder. Ignored elsewhere.
+            name: as in `broadcast_`, among scatters.
+            timeout: as in `broadcast_`.
+
+        Returns:
+            A new array of the same kind: this rank's rows.
+
+        Raises:
+            MismatchError: dtypes, roots or the shapes beyond axis 0 differ; on every rank.
+            StallError: some rank has not come in time.
+            UsageError: no such root, splits that do not fit, or not an array that can travel.
+        """
+        return self._scatter(x, root, splits, name, is_async=False).wait(timeout)
+
+    def scatter_async(
+        self,
+        x: Any,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> Work:
+        """Like `scatter`, but return at once. `x` must not change until the work has ended."""
+        return self._scatter(x, root, splits, name, is_async=True)
+
+    def send(
+        self, x: Any, dest: int, name: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Send an array to one rank; return once that rank has called `recv_` with its like.
+
+        Messages between two ranks are matched by name, or, without one, by their number.
+
+        Args:
+            x: an array.
+            dest: the rank that receives; not this one.
+            name: what the message is matched by.
+            timeout: seconds until StallError.
+
+        Raises:
+            MismatchError: the receiver passes another shape or dtype, or the two wait for each
+                other; on both.
+            StallError: the receiver has not come in time.
+            UsageError: no such rank, or not an array that can travel.
+        """
+        self._send(x, dest, name, is_async=False).wait(timeout)
+
+    def send_async(self, x: Any, dest: int, name: str | None = None) -> Work:
+        """Like `send`, but return at once. `x` must not change until the work has ended."""
+        return self._send(x, dest, name, is_async=True)
+
+    def recv_(
+        self, x: Any, source: int, name: str | None = None, timeout: float | None = None
+    ) -> Any:
+        """Receive what another rank sends by `send`, into `x`; returns `x`. Errors as there."""
+        return self._recv(x, source, name, is_async=False).wait(timeout)
+
+    def recv_async_(self, x: Any, source: int, name: str | None = None) -> Work:
+        """Like `recv_`, but return at once. `x` is off limits until the work has ended."""
+        return self._recv(x, source, name, is_async=True)
+
+    def barrier(self, name: str | None = None, timeout: float | None = None) -> None:
+        """Return once all ranks have called.
+
+        By dissemination (Hensgen, Finkel and Manber 1988): ceil(log2(size)) rounds.
+        """
+        self._submit(Kind.barrier, None, name, lambda _: None).wait(timeout)
+
+    def barrier_async(self, name: str | None = None) -> Work:
+        """Like `barrier`, but return at once; the work ends when all ranks have called."""
+        return self._submit(Kind.barrier, None, name, lambda _: None, is_async=True)
+
+    def _broadcast(self, x: Any, root: int, name: str | None, *, is_async: bool) -> Work:
+        target = _arrays.operand(x, written=True)
+        return self._submit(
+            Kind.broadcast,
+            target,
+            name,
+            lambda _: target.write_back(),
+            root=root,
+            is_async=is_async,
+        )
+
+    def _allgather(self, x: Any, name: str | None, *, is_async: bool) -> Work:
+        source = _arrays.operand(x, written=False)
+        return self._submit(
+            Kind.allgather, source, name, lambda work: _rows_of(x, work)[0], is_async=is_async
+        )
+
+    def _alltoall(
+        self, x: Any, splits: Sequence[int] | None, name: str | None, *, is_async: bool
+    ) -> Work:
+        source = _arrays.operand(x, written=False)
+        if x.ndim == 0:
+            raise UsageError("alltoall deals rows, and an array without axes has none")
+        if splits is None and x.shape[0] % self.size != 0:
+            raise UsageError(
+                f"alltoall without splits gives all ranks the same number of rows, but "
+                f"{x.shape[0]} rows are not divisible by {self.size} ranks; pass splits"
+            )
+        dealt = [x.shape[0] // self.size] * self.size if splits is None else [*map(int, splits)]
+
+        def finish(work: _engine.Work) -> Any:
+            rows, counts = _rows_of(x, work)
+            return rows if splits is None else (rows, counts)
+
+        return self._submit(Kind.alltoall, source, name, finish, splits=dealt, is_async=is_async)
+
+    def _gather(self, x: Any, root: int, name: str | None, *, is_async: bool) -> Work:
+        source = _arrays.operand(x, written=False)
+        is_root = self.rank == root
+        return self._submit(
+            Kind.gather,
+            source,
+            name,
+            lambda work: _rows_of(x, work)[0] if is_root else None,
+            root=root,
+            is_async=is_async,
+        )
+
+    def _scatter(
+        self,
+        x: Any,
+        root: int,
+        splits: Sequence[int] | None,
+        name: str | None,
+        *,
+        is_async: bool,
+    ) -> Work:
+        source = _arrays.operand(x, written=False)
+        if x.ndim == 0:
+            raise UsageError("scatter deals rows, and an array without axes has none")
+        size, rows = self.size, x.shape[0]
+        if splits is None:
+            splits = [rows // size + (rank < rows % size) for rank in range(size)]
+        return self._submit(
+            Kind.scatter,
+            source,
+            name,
+            lambda work: _rows_of(x, work)[0],
+            root=root,
+            splits=[*map(int, splits)] if self.rank == root else [],
+            is_async=is_async,
+        )
+
+    def _send(self, x: Any, dest: int, name: str | None, *, is_async: bool) -> Work:
+        source = _arrays.operand(x, written=False)
+        pair = self._engine.pair(self.rank, dest, self._group)
+        return self._submit(
+            Kind.message, source, name, lambda _: None, group=pair, is_async=is_async
+        )
+
+    def _recv(self, x: Any, source: int, name: str | None, *, is_async: bool) -> Work:
+        target = _arrays.operand(x, written=True)
+        pair = self._engine.pair(source, self.rank, self._group)
+        return self._submit(
+            Kind.message,
+            target,
+            name,
+            lambda _: target.write_back(),
+            group=pair,
+            is_async=is_async,
+        )
+
+
+def _rows_of(like: Any, work: _engine.Work) -> tuple[Any, list[int]]:
+    """What a work has collected, as rows like those of an array, and how many from each rank."""
+    lengths, data = work.take_gathered()
+    row_bytes = _arrays.row_bytes(like)
+    counts = [length // max(row_bytes, 1) for length in lengths]
+    return _arrays.gathered(like, sum(counts), data), counts

@@ -1,0 +1,56 @@
+"""Several small arrays as one flat array, and back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ringdl._arrays import Operand
+
+FUSED_BYTES = 256 << 10
+"""Larger arrays travel alone: they keep a link busy, and copying them would cost more."""
+
+Part = tuple[Operand, list[Operand]]
+"""What is reduced at once, and the operands that were copied into it, if they were."""
+
+
+def fuse(operands: Sequence[Operand]) -> list[Part]:
+    """Join operands of at most `FUSED_BYTES`, of one kind and dtype, to flat ones, in their order.
+
+    A function of the kinds, dtypes and sizes alone, so that all ranks join alike.
+    """
+    small: dict[tuple[type, str, Any], list[Operand]] = {}
+    for operand in operands:
+        if operand.array.nbytes <= FUSED_BYTES:
+            key = (type(operand.array), str(operand.array.dtype), operand.dtype)
+            small.setdefault(key, []).append(operand)
+    joined = [group for group in small.values() if len(group) > 1]
+    is_joined = {id(operand) for group in joined for operand in group}
+    parts: list[Part] = [(_join(group), group) for group in joined]
+    return parts + [(operand, []) for operand in operands if id(operand) not in is_joined]
+
+
+def split(part: Part) -> None:
+    """Copy a flat operand's elements back to where they came from."""
+    flat, operands = part
+    begin = 0
+    for operand in operands:
+        array = operand.array
+        count = array.numel() if hasattr(array, "numel") else array.size
+        array[...] = flat.array[begin : begin + count].reshape(array.shape)
+        begin += count
+        operand.write_back()
+
+
+def _join(operands: Sequence[Operand]) -> Operand:
+    arrays = [operand.array.reshape(-1) for operand in operands]
+    is_tensor = hasattr(arrays[0], "numel")
+    flat = sys.modules["torch"].cat(arrays) if is_tensor else _concatenate(arrays)
+    return Operand(flat, flat, operands[0].dtype)
+
+
+def _concatenate(arrays: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.concatenate(arrays)

@@ -1,0 +1,285 @@
+"""Reductions over the ranks of a communicator: allreduce, grouped allreduce, reducescatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from ringdl import _arrays, _fusion
+from ringdl._base import Base
+from ringdl._engine import Algorithm, Kind, Reduction
+from ringdl._errors import UsageError
+from ringdl._work import GroupedWork, Work
+
+if TYPE_CHECKING:
+    from ringdl._custom_op import CustomOp
+
+AlgorithmName = Literal["ring", "doubling", "mpi"]
+
+
+class Reductions(Base):
+    """The reductions of `ringdl.Communicator`."""
+
+    def allreduce(
+        self,
+        x: Any,
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+        timeout: float | None = None,
+        *,
+        algorithm: AlgorithmName | None = None,
+    ) -> Any:
+        """Reduce an array over all ranks; every rank gets the same bits.
+
+        Small arrays by recursive doubling (Thakur, Rabenseifner and Gropp 2005): log2(P) steps.
+        Others by the ring of Patarasuk and Yuan (2009): each rank sends and receives 2(P-1)/P of
+        the array, in segments, so that sending, receiving and reducing overlap. Below fp32, each
+        hop adds in fp32 and rounds once.
+
+        Args:
+            x: a NumPy array or torch CPU tensor of any shape; same shape and dtype on all ranks.
+            op: Average (default), Sum, Min, Max or Product. Integers wrap, and their average
+                truncates towards zero. bool: sum and max are "or", the others "and". Min and max
+                propagate NaN. Or what `custom_op` returns.
+            name: what the call is matched by; by default its number among unnamed allreduces.
+            timeout: seconds until StallError.
+            algorithm: "ring", "doubling" (arrays up to a segment), or "mpi" for MPI's own
+                Allreduce, which promises no equal bits and must be the only work in flight; the
+                same on all ranks. By default chosen by size.
+
+        Returns:
+            A new array of the same kind; `x` is not changed.
+
+        Raises:
+            MismatchError: shapes, dtypes, reductions or algorithms differ; on every rank.
+            StallError: some rank has not come in time.
+            UsageError: not an array that can be reduced.
+        """
+        return self.allreduce_(_arrays.copy_of(x), op, name, timeout, algorithm=algorithm)
+
+    def allreduce_(
+        self,
+        x: Any,
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+        timeout: float | None = None,
+        *,
+        algorithm: AlgorithmName | None = None,
+    ) -> Any:
+        """Like `allreduce`, in place: no copy is made of a contiguous array. Returns `x`."""
+        if algorithm == "mpi":
+            return self._allreduce_by_mpi(x, op, name, timeout)
+        return self._allreduce(x, op, name, algorithm, is_async=False).wait(timeout)
+
+    def allreduce_async(
+        self,
+        x: Any,
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+        *,
+        algorithm: AlgorithmName | None = None,
+    ) -> Work:
+        """Like `allreduce`, but return at once. Wait for the returned work to get the array."""
+        return self.allreduce_async_(_arrays.copy_of(x), op, name, algorithm=algorithm)
+
+    def allreduce_async_(
+        self,
+        x: Any,
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+        *,
+        algorithm: AlgorithmName | None = None,
+    ) -> Work:
+        """Like `allreduce_`, but return at once. `x` is off limits until the work has ended."""
+        if algorithm == "mpi":
+            raise UsageError(
+                "MPI's own allreduce is blocking only; call allreduce() or allreduce_(), or take "
+                "another algorithm"
+            )
+        return self._allreduce(x, op, name, algorithm, is_async=True)
+
+    def grouped_allreduce(
+        self,
+        xs: Sequence[Any],
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Like `allreduce` of each array, in fewer messages: see `grouped_allreduce_async_`."""
+        return self.grouped_allreduce_async([*xs], op, name).wait(timeout)
+
+    def grouped_allreduce_(
+        self,
+        xs: Sequence[Any],
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Like `grouped_allreduce`, in place. Returns the arrays."""
+        return self.grouped_allreduce_async_(xs, op, name).wait(timeout)
+
+    def grouped_allreduce_async(
+        self,
+        xs: Sequence[Any],
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+    ) -> GroupedWork:
+        """Like `grouped_allreduce`, but return at once."""
+        return self.grouped_allreduce_async_([_arrays.copy_of(x) for x in xs], op, name)
+
+    def grouped_allreduce_async_(
+        self,
+        xs: Sequence[Any],
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+    ) -> GroupedWork:
+        """Start to reduce several arrays as one, in place.
+
+        Arrays of at most 256 KiB and one dtype are copied into one flat array and back; larger ones
+        are reduced where they are. All ranks pass the same number of arrays, in the same order.
+
+        Args:
+            xs: arrays as in `allreduce`; dtypes may differ.
+            op: as in `allreduce`, for all.
+            name: what the call is matched by.
+
+        Returns:
+            One work for all; its ``wait()`` returns the arrays.
+
+        Raises:
+            UsageError: one of them cannot be reduced; nothing has been submitted then.
+        """
+        operands = [_arrays.operand(x, written=True) for x in xs]
+        parts = _fusion.fuse(operands)
+        works = []
+        for number, (operand, _) in enumerate(parts):
+            part_name = None if name is None else f"{name} ({number + 1} of {len(parts)})"
+            works.append(self._reduce(operand, op, part_name, None, is_async=True))
+
+        def finish() -> list[Any]:
+            for part in parts:
+                _fusion.split(part)
+            return [operand.given for operand in operands]
+
+        return GroupedWork(works, finish)
+
+    def reducescatter(
+        self,
+        x: Any,
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduce an array over all ranks and give each rank its part of the rows.
+
+        The first half of the ring allreduce: each rank sends (P-1)/P of the array. Rows (axis 0)
+        are dealt as evenly as can be, in rank order; earlier ranks take the remainder.
+
+        Args:
+            x: an array of at least one axis; same shape and dtype on all ranks.
+            op: as in `allreduce`.
+            name: as in `allreduce`, among reducescatters.
+            timeout: as in `allreduce`.
+
+        Returns:
+            A new array of the same kind: this rank's rows; `x` is not changed.
+
+        Raises:
+            MismatchError: shapes, dtypes or reductions differ; on every rank.
+            StallError: some rank has not come in time.
+            UsageError: not an array that can be reduced, or one without axes.
+        """
+        return self._reducescatter(x, op, name, is_async=False).wait(timeout)
+
+    def reducescatter_async(
+        self,
+        x: Any,
+        op: Reduction | CustomOp = Reduction.Average,
+        name: str | None = None,
+    ) -> Work:
+        """Like `reducescatter`, but return at once; `x` must not change until the work ends."""
+        return self._reducescatter(x, op, name, is_async=True)
+
+    def _allreduce(
+        self,
+        x: Any,
+        op: Reduction | CustomOp,
+        name: str | None,
+        algorithm: AlgorithmName | None,
+        *,
+        is_async: bool,
+    ) -> Work:
+        operand = _arrays.operand(x, written=True)
+        return self._reduce(operand, op, name, algorithm, is_async=is_async)
+
+    def _reduce(
+        self,
+        operand: _arrays.Operand,
+        op: Reduction | CustomOp,
+        name: str | None,
+        algorithm: AlgorithmName | None,
+        *,
+        is_async: bool,
+    ) -> Work:
+        return self._submit(
+            Kind.allreduce,
+            operand,
+            name,
+            lambda _: operand.write_back(),
+            algorithm=None if algorithm is None else _algorithm(algorithm),
+            is_async=is_async,
+            **_operation(op, operand),
+        )
+
+    def _reducescatter(
+        self, x: Any, op: Reduction | CustomOp, name: str | None, *, is_async: bool
+    ) -> Work:
+        operand = _arrays.operand(x, written=False)
+        if x.ndim == 0:
+            raise UsageError("reducescatter deals rows, and an array without axes has none")
+        rows, size, rank = x.shape[0], self.size, self.rank
+        own_rows = rows // size + (rank < rows % size)
+        result = _arrays.empty_like(x, own_rows)
+        output = _arrays.operand(result, written=True)
+        return self._submit(
+            Kind.reducescatter,
+            operand,
+            name,
+            lambda _: result,
+            output=output.array,
+            is_async=is_async,
+            **_operation(op, operand),
+        )
+
+    def _allreduce_by_mpi(
+        self, x: Any, op: Reduction | CustomOp, name: str | None, timeout: float | None
+    ) -> Any:
+        if not isinstance(op, Reduction):
+            raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
+        operand = _arrays.operand(x, written=True)
+        self._reduce(operand, op, name, "mpi", is_async=False).wait(timeout)  # all have come
+        self._reduce_by_mpi(operand.array, op)
+        return operand.write_back()
+
+    def _reduce_by_mpi(self, array: Any, op: Reduction) -> None:
+        raise NotImplementedError
+
+
+def _algorithm(name: str) -> Algorithm:
+    if name not in Algorithm.__members__:
+        raise UsageError(
+            f"there is no algorithm {name!r}; take one of {', '.join(Algorithm.__members__)}"
+        )
+    return Algorithm[name]
+
+
+def _operation(op: Reduction | CustomOp, operand: _arrays.Operand) -> dict[str, Any]:
+    """How the engine is told of a reduction."""
+    if isinstance(op, Reduction):
+        return {"reduction": op}
+    if not hasattr(op, "operation"):
+        raise UsageError(
+            f"op is {op!r}; take ringdl.Average, Sum, Min, Max, Product, or what ringdl.custom_op "
+            "returns"
+        )
+    return {"operation": op.operation(_arrays.dtype_of(operand))}

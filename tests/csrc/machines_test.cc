@@ -1,0 +1,370 @@
+// Collectives on ranks that are objects of one thread, whose messages move in orders drawn from a
+// seed: results, traffic, and that nobody finishes where two ranks disagree.
+
+#include <bit>
+
+#include "collective/alltoall.h"
+#include "collective/gather.h"
+#include "collective/recursive_doubling.h"
+#include "collective/ring_reduce_scatter.h"
+#include "collective/row_partition.h"
+#include "collective/scatter.h"
+#include "network.h"
+
+using namespace ringdl;
+using ringdl::check::Network;
+using Bytes = std::vector<std::byte>;
+using Parts = std::vector<std::unique_ptr<Collective>>;
+
+namespace {
+
+constexpr int kLargestSize = 8;
+constexpr int64_t kReceives = 4;  // that may be in flight on one edge
+constexpr int64_t kSends = 8;
+
+template <class T>
+Bytes bytes_of(const std::vector<T>& items) {
+  Bytes bytes(items.size() * sizeof(T));
+  if (!bytes.empty()) std::memcpy(bytes.data(), items.data(), bytes.size());
+  return bytes;
+}
+
+// Floats whose sum shows in which order it was taken.
+std::vector<float> floats(int rank, size_t count) {
+  std::vector<float> items(count);
+  for (size_t i = 0; i < count; ++i) {
+    items[i] = 1.0f / static_cast<float>(1 + (i * 7 + static_cast<size_t>(rank) * 13) % 101);
+  }
+  return items;
+}
+
+Bytes noise(uint64_t seed, size_t count) {
+  std::mt19937_64 random(seed);
+  Bytes bytes(count);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+bool equal(const std::byte* data, const Bytes& expected) {
+  return std::equal(expected.begin(), expected.end(), data);
+}
+
+int64_t segments(int64_t bytes, size_t segment_bytes) {
+  const auto segment = static_cast<int64_t>(segment_bytes);
+  return (bytes + segment - 1) / segment;
+}
+
+void partitions_rows() {
+  for (int size = 1; size <= 9; ++size) {
+    for (const int64_t rows : {0, 1, 5, 8, 100}) {
+      const std::vector<size_t> offsets = row_partition(rows, 12, size);
+      CHECK_EQ(offsets.size(), static_cast<size_t>(size) + 1);
+      CHECK_EQ(offsets.front(), 0u);
+      CHECK_EQ(offsets.back(), static_cast<size_t>(rows) * 12);
+      for (int rank = 0; rank < size; ++rank) {
+        const int64_t own = rows / size + (rank < rows % size ? 1 : 0);
+        CHECK_EQ(offsets[rank + 1] - offsets[rank], static_cast<size_t>(own) * 12);
+      }
+    }
+  }
+  CHECK_EQ(row_partition(int64_t{3} << 30, 8, 3)[2], size_t{1} << 34);
+}
+
+// Chunk c is summed in the order c+1, c+2, ..., c, and divided last.
+std::vector<float> expected_chunk(const std::vector<std::vector<float>>& data, size_t chunk,
+                                  const std::vector<size_t>& offsets, bool average) {
+  std::vector<float> sums;
+  const size_t size = data.size();
+  for (size_t i = offsets[chunk] / 4; i < offsets[chunk + 1] / 4; ++i) {
+    float sum = data[(chunk + 1) % size][i];
+    for (size_t k = 2; k <= size; ++k) sum += data[(chunk + k) % size][i];
+    sums.push_back(average ? sum / static_cast<float>(size) : sum);
+  }
+  return sums;
+}
+
+void reduce_scatter(int size, const std::vector<size_t>& offsets, size_t segment_bytes,
+                    uint64_t seed) {
+  const Reduction reduction = seed % 2 == 0 ? Reduction::kSum : Reduction::kAverage;
+  std::vector<std::vector<float>> data;
+  std::vector<Bytes> outputs;
+  Network network(size, seed);
+  Parts parts;
+  for (int rank = 0; rank < size; ++rank) {
+    data.push_back(floats(rank, offsets.back() / 4));
+    outputs.emplace_back(offsets[rank + 1] - offsets[rank], std::byte{7});
+    parts.push_back(std::make_unique<RingReduceScatter>(
+        reinterpret_cast<const std::byte*>(data.back().data()), outputs.back().data(), offsets,
+        Reducer(DType::kFloat32, reduction, size), rank, segment_bytes));
+  }
+  CHECK(network.run(parts));
+  CHECK(network.most_receives <= kReceives && network.most_sends <= kSends);
+  size_t longest = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    longest = std::max(longest, offsets[rank + 1] - offsets[rank]);
+  }
+  const int64_t least =
+      std::max<int64_t>(segments(static_cast<int64_t>(longest), segment_bytes), 1);
+  for (int rank = 0; rank < size; ++rank) {
+    const Bytes expected = bytes_of(
+        expected_chunk(data, static_cast<size_t>(rank), offsets, reduction == Reduction::kAverage));
+    CHECK(outputs[rank] == expected);
+    CHECK(data[rank] == floats(rank, offsets.back() / 4));
+    const Network::Traffic& sent = network.traffic[rank];
+    CHECK_EQ(sent.bytes,
+             size == 1 ? 0 : static_cast<int64_t>(offsets.back() - outputs[rank].size()));
+    CHECK_EQ(sent.messages, network.traffic[0].messages);
+    CHECK(sent.messages >= (size - 1) * least && sent.messages <= (size - 1) * (least + least / 8));
+  }
+}
+
+void reduce_scatters(int size, uint64_t seed) {
+  for (const size_t segment_bytes : {64u, 100u, 1024u, 1u << 20}) {
+    for (const int64_t rows : {0, 1, 7, 64, 1001}) {
+      reduce_scatter(size, row_partition(rows, 12, size), segment_bytes, seed);
+    }
+    std::vector<size_t> uneven(1, 0);  // every third chunk is empty, the others grow
+    for (size_t rank = 0; rank < static_cast<size_t>(size); ++rank) {
+      uneven.push_back(uneven.back() + (rank % 3 == 1 ? 0 : 4 * (rank * 97 + 501)));
+    }
+    reduce_scatter(size, uneven, segment_bytes, seed);
+  }
+}
+
+// The tree as it is drawn in the paper: pairs of the first ranks, then halves of halves.
+Bytes expected_doubling(const std::vector<Bytes>& data, const Reducer& reducer) {
+  const size_t full = std::bit_floor(data.size());
+  const size_t extra = data.size() - full;
+  std::vector<Bytes> parts;
+  for (size_t rank = 0; rank < data.size(); ++rank) {
+    if (rank < 2 * extra && rank % 2 == 1) {
+      reducer.combine(parts.back().data(), data[rank].data(), data[rank].size());
+    } else {
+      parts.push_back(data[rank]);
+    }
+  }
+  while (parts.size() > 1) {
+    std::vector<Bytes> halves;
+    for (size_t i = 0; i < parts.size(); i += 2) {
+      Bytes half = parts[i];
+      if (parts.size() == 2) {
+        reducer.finish(half.data(), parts[1].data(), half.size());
+      } else {
+        reducer.combine(half.data(), parts[i + 1].data(), half.size());
+      }
+      halves.push_back(half);
+    }
+    parts = halves;
+  }
+  return parts[0];
+}
+
+void doubling(std::vector<Bytes> data, DType dtype, Reduction reduction, uint64_t seed,
+              const Bytes* plain = nullptr) {
+  const int size = static_cast<int>(data.size());
+  const Reducer reducer(dtype, reduction, size);
+  const Bytes expected = expected_doubling(data, reducer);
+  const auto bytes = static_cast<int64_t>(expected.size());
+  Network network(size, seed);
+  Parts parts;
+  for (int rank = 0; rank < size; ++rank) {
+    parts.push_back(std::make_unique<RecursiveDoubling>(data[rank].data(), data[rank].size(),
+                                                        reducer, rank, size));
+  }
+  CHECK(network.run(parts));
+  CHECK(network.most_receives <= 1 && network.most_sends <= 1);
+  const int full = static_cast<int>(std::bit_floor(data.size()));
+  for (int rank = 0; rank < size; ++rank) {
+    CHECK(data[rank] == expected);
+    if (plain != nullptr) CHECK(data[rank] == *plain);
+    const bool paired = rank < 2 * (size - full);
+    const int rounds = std::countr_zero(data.size() - static_cast<size_t>(size - full));
+    const int messages = paired && rank % 2 == 0 ? 1 : rounds + (paired ? 1 : 0);
+    CHECK_EQ(network.traffic[rank].messages, messages);
+    CHECK_EQ(network.traffic[rank].bytes, messages * bytes);
+  }
+}
+
+void doublings(int size, uint64_t seed) {
+  for (const size_t count : {0u, 1u, 5u, 333u}) {
+    std::vector<Bytes> integers;
+    std::vector<int32_t> averages(count, 0);
+    std::vector<Bytes> numbers;
+    std::vector<Bytes> halfs;
+    std::vector<Bytes> not_numbers;
+    for (int rank = 0; rank < size; ++rank) {
+      std::vector<int32_t> own(count);
+      for (size_t i = 0; i < count; ++i) {
+        own[i] = static_cast<int32_t>(i * 31 + static_cast<size_t>(rank) * 17) % 1000 - 400;
+        averages[i] += own[i];
+      }
+      integers.push_back(bytes_of(own));
+      std::vector<float> items = floats(rank, count);
+      numbers.push_back(bytes_of(items));
+      halfs.push_back(noise(static_cast<uint64_t>(rank), count * 2));  // some are NaN
+      for (size_t i = static_cast<size_t>(rank); i < count; i += 3) {
+        const uint32_t payload = 0xffa00000u + static_cast<uint32_t>(rank);
+        items[i] = std::bit_cast<float>(payload);
+      }
+      not_numbers.push_back(bytes_of(items));
+    }
+    for (int32_t& average : averages) average /= size;
+    const Bytes plain = bytes_of(averages);
+    doubling(integers, DType::kInt32, Reduction::kAverage, seed, &plain);
+    doubling(numbers, DType::kFloat32, Reduction::kAverage, seed);
+    doubling(not_numbers, DType::kFloat32, Reduction::kSum, seed);
+    doubling(not_numbers, DType::kFloat32, Reduction::kMax, seed);
+    doubling(halfs, DType::kBFloat16, Reduction::kAverage, seed);
+    doubling(halfs, DType::kFloat16, Reduction::kAverage, seed);
+  }
+}
+
+// How many bytes rank `from` has for rank `to`; some have none.
+int64_t block_bytes(int from, int to, int64_t scale) {
+  return (from + 2 * to) % 3 == 1 ? 0 : scale * (1 + (from * 5 + to * 3) % 7) / 4;
+}
+
+void alltoall(int size, int64_t scale, size_t segment_bytes, uint64_t seed) {
+  std::vector<Bytes> inputs;
+  std::vector<Bytes> outputs(static_cast<size_t>(size));
+  std::vector<std::vector<int64_t>> lengths(static_cast<size_t>(size));
+  std::vector<Network::Traffic> traffic(static_cast<size_t>(size));
+  Network network(size, seed);
+  Parts parts;
+  for (int from = 0; from < size; ++from) {
+    Bytes& input = inputs.emplace_back();
+    std::vector<int64_t> send_bytes;
+    for (int to = 0; to < size; ++to) {
+      send_bytes.push_back(block_bytes(from, to, scale));
+      const Bytes block =
+          noise(static_cast<uint64_t>(from * size + to), static_cast<size_t>(send_bytes.back()));
+      input.insert(input.end(), block.begin(), block.end());
+      outputs[to].insert(outputs[to].end(), block.begin(), block.end());
+      lengths[to].push_back(send_bytes.back());
+      if (to == from) continue;
+      traffic[from].messages += 1 + segments(send_bytes.back(), segment_bytes);
+      traffic[from].bytes += 8 + send_bytes.back();
+    }
+    parts.push_back(
+        std::make_unique<Alltoall>(input.data(), send_bytes, from, size, segment_bytes));
+  }
+  const std::vector<Bytes> before = inputs;
+  CHECK(network.run(parts));
+  CHECK(network.most_receives <= kReceives && network.most_sends <= kSends);
+  CHECK(inputs == before);
+  for (int rank = 0; rank < size; ++rank) {
+    auto& part = static_cast<Alltoall&>(*parts[rank]);
+    CHECK(part.gathered()->lengths == lengths[rank]);
+    CHECK_EQ(part.gathered()->data.size(), outputs[rank].size());
+    CHECK(equal(part.gathered()->data.data(), outputs[rank]));
+    CHECK_EQ(network.traffic[rank].messages, traffic[rank].messages);
+    CHECK_EQ(network.traffic[rank].bytes, traffic[rank].bytes);
+  }
+}
+
+void gather_and_scatter(int size, int root, int64_t scale, size_t segment_bytes, uint64_t seed) {
+  std::vector<Bytes> blocks;
+  std::vector<int64_t> lengths;
+  Bytes all;
+  for (int rank = 0; rank < size; ++rank) {
+    lengths.push_back(block_bytes(rank, root, scale));
+    blocks.push_back(noise(static_cast<uint64_t>(rank), static_cast<size_t>(lengths.back())));
+    all.insert(all.end(), blocks.back().begin(), blocks.back().end());
+  }
+  Network up(size, seed);
+  Network down(size, seed);
+  Parts gathers;
+  Parts scatters;
+  for (int rank = 0; rank < size; ++rank) {
+    gathers.push_back(std::make_unique<Gather>(blocks[rank].data(), blocks[rank].size(), root, rank,
+                                               size, segment_bytes));
+    scatters.push_back(std::make_unique<Scatter>(rank == root ? all.data() : nullptr,
+                                                 rank == root ? lengths : std::vector<int64_t>{},
+                                                 root, rank, size, segment_bytes));
+  }
+  CHECK(up.run(gathers) && down.run(scatters));
+  Network::Traffic from_root;
+  for (int rank = 0; rank < size; ++rank) {
+    auto& gather = static_cast<Gather&>(*gathers[rank]);
+    auto& scatter = static_cast<Scatter&>(*scatters[rank]);
+    CHECK(gather.gathered()->lengths == (rank == root ? lengths : std::vector<int64_t>{}));
+    CHECK_EQ(gather.gathered()->data.size(), rank == root ? all.size() : 0u);
+    if (rank == root) CHECK(equal(gather.gathered()->data.data(), all));
+    CHECK_EQ(scatter.gathered()->data.size(), blocks[rank].size());
+    CHECK(equal(scatter.gathered()->data.data(), blocks[rank]));
+    if (rank == root) continue;
+    const int64_t messages = 1 + segments(lengths[rank], segment_bytes);
+    const int64_t bytes = 8 + lengths[rank];
+    CHECK_EQ(up.traffic[rank].messages, messages);
+    CHECK_EQ(up.traffic[rank].bytes, bytes);
+    CHECK_EQ(down.traffic[rank].messages, 1);
+    CHECK_EQ(down.traffic[rank].bytes, 0);
+    from_root.messages += messages;
+    from_root.bytes += bytes;
+  }
+  CHECK_EQ(up.traffic[root].messages, size - 1);
+  CHECK_EQ(up.traffic[root].bytes, 0);
+  CHECK_EQ(down.traffic[root].messages, from_root.messages);
+  CHECK_EQ(down.traffic[root].bytes, from_root.bytes);
+  for (const Network* network : {&up, &down}) {
+    CHECK(network->most_receives <= kReceives && network->most_sends <= kSends);
+  }
+}
+
+// One rank means something else, in one of them by naming another root: nobody may finish.
+void disagreements(int size, uint64_t seed) {
+  enum { kReduceScatter, kDoubling, kAlltoall, kGather, kScatter, kCount };
+  for (int kind = 0; kind < kCount; ++kind) {
+    for (int wrong = 0; wrong < size; ++wrong) {
+      Network network(size, seed);
+      network.headers[wrong] = 1;
+      std::vector<Bytes> data;
+      std::vector<Bytes> outputs(static_cast<size_t>(size), Bytes(64));
+      const std::vector<size_t> offsets = row_partition(size, 64, size);
+      const Reducer reducer(DType::kFloat32, Reduction::kSum, size);
+      const std::vector<int64_t> even(static_cast<size_t>(size), 64);
+      Parts parts;
+      for (int rank = 0; rank < size; ++rank) {
+        const std::byte* input = data.emplace_back(offsets.back()).data();
+        const int root = rank == wrong ? 1 : 0;
+        std::unique_ptr<Collective>& part = parts.emplace_back();
+        if (kind == kReduceScatter) {
+          part = std::make_unique<RingReduceScatter>(input, outputs[rank].data(), offsets, reducer,
+                                                     rank, 16);
+        } else if (kind == kDoubling) {
+          part = std::make_unique<RecursiveDoubling>(outputs[rank].data(), 64, reducer, rank, size);
+        } else if (kind == kAlltoall) {
+          part = std::make_unique<Alltoall>(input, even, rank, size, 16);
+        } else if (kind == kGather) {
+          part = std::make_unique<Gather>(input, 64, root, rank, size, 16);
+        } else {
+          part = std::make_unique<Scatter>(input, even, root, rank, size, 16);
+        }
+      }
+      CHECK(!network.run(parts));
+      CHECK(network.finished.empty());
+      for (const auto& part : parts) CHECK(!part->describe().empty());
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  partitions_rows();
+  for (int size = 1; size <= kLargestSize; ++size) {
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+      reduce_scatters(size, seed);
+      doublings(size, seed);
+      for (const int64_t scale : {0, 3, 400, 2000}) {
+        for (const size_t segment_bytes : {16u, 100u, 4096u}) {
+          if (scale == 2000 && segment_bytes == 16u) continue;
+          alltoall(size, scale, segment_bytes, seed);
+          gather_and_scatter(size, static_cast<int>(seed) % size, scale, segment_bytes, seed);
+        }
+      }
+      if (size > 1) disagreements(size, seed);
+    }
+  }
+  return check::report();
+}
