@@ -27,58 +27,23 @@ wrapping.
 from __future__ import annotations
 
 import itertools
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 import ringdl
+from ringdl.torch._backward import is_nested, outermost
+from ringdl.torch._fused import FusedGradients, raise_out_of_step
+from ringdl.torch._sparse import agree_on_sparse_dims, reduce_sparse
 
-_BACKWARD_CODES = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 _numbers = itertools.count()
+_made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
+"""The number of the next wrapped optimizer of a communicator."""
 _owners: weakref.WeakValueDictionary[int, Gradients] = weakref.WeakValueDictionary()
 """By a parameter's id, which is not reused: the owner keeps its parameters alive."""
-
-
-def is_nested() -> bool:
-    """Whether the Python stack holds a backward inside another one."""
-    depth = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and depth < 2:
-        depth += frame.f_code in _BACKWARD_CODES
-        frame = frame.f_back
-    return depth == 2
-
-
-class _Outermost:
-    """The outermost backward in progress, and the gradients that it has touched so far.
-
-    There is one callback for all, which averages in the order of construction: ranks may reach the
-    parameters of two optimizers in different orders, and each would wait for the other.
-    """
-
-    def __init__(self) -> None:
-        self.task = -1
-        self.touched: list[Gradients] = []
-
-    def add(self, task: int, gradients: Gradients) -> None:
-        if task != self.task:
-            self.task, self.touched = task, []
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        self.touched.append(gradients)
-
-    def _end(self) -> None:
-        self.task, touched, self.touched = -1, self.touched, []
-        for gradients in sorted(touched, key=lambda gradients: gradients.number):
-            gradients.finish_backward()
-
-
-_outermost = _Outermost()
 
 
 class Gradients:
@@ -91,6 +56,8 @@ class Gradients:
         named_parameters: CPU parameters that require gradients, in the same order on every rank.
         op: Average or Sum over the ranks.
         passes_per_round: average in every so many-th backward.
+        sparse_as_dense: put sparse gradients into the buckets, too.
+        communicator: the ranks.
 
     Raises:
         UsageError: if a parameter is not on the CPU or not real floating point.
@@ -102,21 +69,29 @@ class Gradients:
         named_parameters: Sequence[tuple[str, torch.Tensor]],
         op: ringdl.Reduction,
         passes_per_round: int,
+        sparse_as_dense: bool,
+        communicator: ringdl.Communicator,
     ) -> None:
+        for name, parameter in named_parameters:
+            _refuse_unfit(name, parameter)
         self.number = next(_numbers)
+        self.op = op
+        self.communicator = communicator
+        self.step = 0
+        """How many steps of the optimizer have ended."""
         self.is_local = False
         self.is_pending = False
         """Whether a backward has added to the gradients since they were averaged."""
         self._is_averaged = False
-        self._names = [name for name, _ in named_parameters]
+        self._named = list(named_parameters)
         self._parameters = [parameter for _, parameter in named_parameters]
-        self._buckets = ringdl.Buckets(
-            [_spec(name, parameter) for name, parameter in named_parameters], op=op
-        )
-        count = len(named_parameters)
-        self._views = [from_dlpack(self._buckets.dlpack(index)) for index in range(count)]
-        self._is_ready = [False] * count
-        self._waits_for_end = [False] * count
+        self._fused = FusedGradients(dict(enumerate(self._named)), op, communicator)
+        made = _made.setdefault(communicator, itertools.count())
+        self.key = f"ringdl.torch.{next(made)}"
+        """What its collectives are matched by."""
+        self._sparse_as_dense = sparse_as_dense
+        self._sparse_dims: dict[int, int] = {}
+        self._waits_for_end: set[int] = set()
         self._is_learning = True
         self._passes = 0
         self._passes_per_round = passes_per_round
@@ -149,6 +124,11 @@ class Gradients:
         self._is_averaged = False
         self._passes = 0
 
+    def finish_step(self) -> None:
+        """The optimizer has stepped."""
+        self.step += 1
+        self.expect_round()
+
     def finish_backward(self) -> None:
         """The outermost backward is at its end."""
         self._task = None
@@ -162,71 +142,116 @@ class Gradients:
         task = _current_task()
         if task != self._task and task != self._nested_task:
             self._begin_backward(task)
-        if self._parameters[index].grad is not self._views[index]:
-            self._adopt(index)
+        if not self._adopt(index):
+            return
         if task == self._nested_task:
-            self._waits_for_end[index] = True
-            if self._is_ready[index]:
-                self._waits_for_end = [True] * len(self._waits_for_end)
+            self._waits_for_end.add(index)
+            if index in self._fused.ready:
+                self._waits_for_end.update(range(len(self._parameters)))
                 raise ringdl.UsageError(
-                    f"the gradient of {self._names[index]!r} changed while it was being averaged: "
-                    "it is used in a reentrant checkpoint and outside of it, but was not in the "
-                    "first backward; use "
+                    f"the gradient of {self._named[index][0]!r} changed while it was being "
+                    "averaged: it is used in a reentrant checkpoint and outside of it, but was not "
+                    "in the first backward; use "
                     "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
                 )
-        elif self._averages_at_end and not self._is_learning and not self._waits_for_end[index]:
-            self._mark_ready(index)
+        elif self._averages_at_end and not self._is_learning and index not in self._waits_for_end:
+            self._fused.mark_ready(index)
 
     def _begin_backward(self, task: int) -> None:
         self.is_pending = True
         if is_nested():
             self._nested_task = task
             return
-        if any(self._is_ready):
+        if self._fused.ready:
             # The last backward failed half-way; the other ranks wait for what it has begun.
-            self._buckets.wait()
-            self._is_ready = [False] * len(self._is_ready)
+            self._reduce([None] * len(self._parameters))
         self._task = task
         self._averages_at_end = (
             not self.is_local and (self._passes + 1) % self._passes_per_round == 0
         )
-        _outermost.add(task, self)
+        outermost.add(task, self)
 
-    def _adopt(self, index: int) -> None:
-        """Move a gradient that autograd made elsewhere into its view."""
-        parameter, view = self._parameters[index], self._views[index]
+    def _adopt(self, index: int) -> bool:
+        """Move a gradient that autograd made elsewhere into its view; False if it stays sparse."""
+        parameter, view = self._parameters[index], self._fused.views.get(index)
         gradient = parameter.grad
         assert gradient is not None
-        if gradient.layout is not torch.strided:
-            raise ringdl.UsageError(
-                f"the gradient of {self._names[index]!r} is sparse, which ringdl does not average; "
-                "construct the layer with sparse=False"
-            )
-        view.copy_(gradient.detach())
-        parameter.grad = view
-
-    def _mark_ready(self, index: int) -> None:
-        self._is_ready[index] = True
-        self._buckets.ready(index)
+        if view is None or (gradient.is_sparse and not self._sparse_as_dense):
+            return False
+        if gradient is not view:
+            view.copy_(gradient.detach().to_dense())
+            parameter.grad = view
+        return True
 
     def _average(self) -> None:
         for index, parameter in enumerate(self._parameters):
-            gradient = parameter.grad
-            if gradient is not None and not self._is_ready[index]:
-                if gradient is not self._views[index]:
-                    self._adopt(index)
-                self._mark_ready(index)
-        is_produced = self._buckets.wait()
-        for parameter, view, produced in zip(
-            self._parameters, self._views, is_produced, strict=True
-        ):
-            if produced and parameter.grad is not view:
-                parameter.grad = view
-        self._is_ready = [False] * len(self._is_ready)
+            if parameter.grad is not None and index not in self._fused.ready and self._adopt(index):
+                self._fused.mark_ready(index)
+        averages = self._reduce([parameter.grad for parameter in self._parameters])
+        for index, average in averages.items():
+            if self._parameters[index].grad is not average:
+                self._parameters[index].grad = average
         self._task = None
         self._is_learning = False
         self.is_pending = False
         self._is_averaged = True
+
+    def _reduce(self, gradients: list[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        """End the round on all ranks; what some rank has produced, by index.
+
+        Args:
+            gradients: of these, those in views count if they are ready, and sparse ones always.
+        """
+        unknown = {
+            index: gradient
+            for index, gradient in enumerate(gradients)
+            if gradient is not None and gradient.is_sparse and index in self._fused.views
+        }
+        ended = self._fused.end_round(self.step, bool(unknown))
+        if not ended.is_in_step:
+            raise_out_of_step(self.step, self.communicator, f"{self.key}.steps")
+        dense_parts: dict[int, torch.Tensor] = {}
+        if ended.has_sparse:
+            views, known = self._fused.views, set(self._sparse_dims)
+            self._learn_sparse(unknown)
+            for index in self._sparse_dims.keys() - known:
+                gradients[index] = unknown.get(index)
+                if index in ended.produced:
+                    dense_parts[index] = views[index]
+        averages = {
+            index: view for index, view in self._fused.views.items() if index in ended.produced
+        }
+        for index, sparse_dim in self._sparse_dims.items():
+            average = reduce_sparse(
+                gradients[index],
+                self._parameters[index],
+                sparse_dim,
+                self.op,
+                self.communicator,
+                f"{self.key}.{index}",
+            )
+            if average is not None and index in dense_parts:
+                average = (average + dense_parts[index].to_sparse(sparse_dim)).coalesce()
+            if average is not None:
+                averages[index] = average
+        return averages
+
+    def _learn_sparse(self, unknown: dict[int, torch.Tensor]) -> None:
+        """Take what is sparse on any rank out of the buckets; the others move to new ones."""
+        self._sparse_dims |= agree_on_sparse_dims(
+            unknown, len(self._parameters), self.communicator, f"{self.key}.sparse"
+        )
+        old_views = self._fused.views
+        dense = {
+            index: named
+            for index, named in enumerate(self._named)
+            if index not in self._sparse_dims
+        }
+        self._fused = FusedGradients(dense, self.op, self.communicator)
+        for index, view in self._fused.views.items():
+            view.copy_(old_views[index])
+            if self._parameters[index].grad is old_views[index]:
+                self._parameters[index].grad = view
 
 
 def find_owner(parameter: torch.Tensor) -> Gradients | None:
@@ -248,11 +273,15 @@ def _remove_all(handles: list[torch.utils.hooks.RemovableHandle]) -> None:
         handle.remove()
 
 
-def _spec(name: str, parameter: torch.Tensor) -> tuple[str, tuple[int, ...], str, tuple[int, ...]]:
+def _refuse_unfit(name: str, parameter: torch.Tensor) -> None:
+    if parameter.is_complex():
+        raise ringdl.UsageError(
+            f"the parameter {name!r} is complex ({parameter.dtype}), and ringdl.torch averages "
+            "real gradients; keep it as a real one with two values per element and use "
+            "torch.view_as_complex() in forward()"
+        )
     if parameter.device.type != "cpu" or not parameter.is_floating_point():
         raise ringdl.UsageError(
             f"the parameter {name!r} is {parameter.dtype} on {parameter.device}; "
             "ringdl.torch averages real floating-point gradients on the CPU"
         )
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), strides

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 import ringdl
+from ringdl.torch._closure import reduced_closure
 from ringdl.torch._gradients import Gradients, find_owner
 from ringdl.torch._state import check_replicas
 
@@ -24,6 +25,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     *,
     backward_passes_per_step: int = 1,
     op: ringdl.Reduction = ringdl.Average,
+    sparse_as_dense: bool = False,
+    communicator: ringdl.Communicator | None = None,
 ) -> AnyOptimizer:
     """Make an optimizer average its gradients over all ranks. Collective.
 
@@ -35,19 +38,29 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
 
     A second backward before ``step()`` adds to the averaged gradients and averages again; with
     ``op=Sum`` that counts the earlier ones once per rank, so accumulate under ``no_sync()`` there.
-    Ranks that run a backward at all must run the same number of them between two steps.
+    Ranks that run a backward at all must run the same number of them between two steps, and step
+    equally often: else the gradients of different steps meet, which is a MismatchError.
+
+    ``step(closure)`` gives the optimizer the loss of all ranks, reduced as the gradients are, and
+    returns it: a line search takes the same decisions everywhere.
+
+    Sparse gradients (``nn.Embedding(sparse=True)``) stay sparse: the rows of all ranks are gathered
+    and added up, and become ``.grad`` as a coalesced tensor. Which parameters have them is found
+    when the first one appears; then those move out of the buckets, and the others' views move.
 
     The optimizer gains ``synchronize()``, ``skip_synchronize()`` and ``no_sync()``.
 
     Args:
-        optimizer: any torch.optim.Optimizer over dense CPU parameters. Parameters that do not
-            require gradients now take no part.
+        optimizer: any torch.optim.Optimizer over CPU parameters. Parameters that do not require
+            gradients now take no part.
         named_parameters: ``model.named_parameters()``, in the same order on every rank; may hold
             more than the optimizer's. By default names are made from the parameter group and the
             position in it.
         backward_passes_per_step: average only in every so many-th backward; gradients are summed
             over the passes.
         op: Average or Sum.
+        sparse_as_dense: average sparse gradients as dense ones, like all others.
+        communicator: whose ranks average; by default the one of ``init()``.
 
     Raises:
         UsageError: if it is wrapped already, or names are duplicate or missing.
@@ -72,7 +85,13 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             "no parameter of this optimizer requires a gradient, so there is nothing to average"
         )
     _refuse_shared(trained)
-    optimizer._ringdl_gradients = Gradients(trained, op, backward_passes_per_step)  # type: ignore[attr-defined]
+    optimizer._ringdl_gradients = Gradients(  # type: ignore[attr-defined]
+        trained,
+        op,
+        backward_passes_per_step,
+        sparse_as_dense,
+        communicator or ringdl.get_communicator(),
+    )
     optimizer._ringdl_named_parameters = named  # type: ignore[attr-defined]
     optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]  # type: ignore[attr-defined]
     optimizer.__class__ = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
@@ -131,12 +150,13 @@ def _make_bare(bare_class: type[AnyOptimizer]) -> AnyOptimizer:
 
 def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Runs first in ``step()``, also where a scheduler has replaced ``step`` on the instance."""
     assert isinstance(optimizer, Distributed)
     gradients = optimizer._ringdl_gradients
-    runs_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-    if not optimizer._ringdl_skips and (gradients.is_pending or not runs_closure):
+    synchronizes = not optimizer._ringdl_skips
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if synchronizes and (gradients.is_pending or closure is None):
         gradients.synchronize()
     for name, parameter in optimizer._ringdl_frozen:
         if parameter.grad is not None:
@@ -146,15 +166,25 @@ def _before_step(
                 "make the optimizer and wrap it"
             )
     if not optimizer._ringdl_replicas_checked:
-        check_replicas(optimizer._ringdl_named_parameters, f"replicas.{gradients.number}")
+        check_replicas(
+            optimizer._ringdl_named_parameters,
+            gradients.communicator,
+            f"{gradients.key}.replicas",
+        )
         optimizer._ringdl_replicas_checked = True
+    if closure is None:
+        return None
+    reduced = reduced_closure(closure, gradients, synchronizes)
+    if len(args) > 1:
+        return (args[0], reduced, *args[2:]), kwargs
+    return args, kwargs | {"closure": reduced}
 
 
 def _after_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     assert isinstance(optimizer, Distributed)
-    optimizer._ringdl_gradients.expect_round()
+    optimizer._ringdl_gradients.finish_step()
 
 
 def _name_parameters(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ _DIGEST_BYTES = 16
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
     root_rank: int = 0,
+    *,
+    communicator: ringdl.Communicator | None = None,
 ) -> None:
     """Overwrite tensors with those of ``root_rank``, in place. Collective.
 
@@ -26,6 +28,7 @@ def broadcast_parameters(
             tensors of any dtype and strides, with the same names, shapes and dtypes on every rank.
             Other values of a state_dict (a module's extra state) are left alone.
         root_rank: whose values all ranks get.
+        communicator: whose ranks; by default the one of ``init()``.
 
     Raises:
         MismatchError: on every rank, if names, shapes or dtypes differ; no tensor has changed then.
@@ -37,65 +40,82 @@ def broadcast_parameters(
         if isinstance(tensor, torch.Tensor):
             named[name] = tensor.detach()
     specs = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items()]
-    root_specs = ringdl.broadcast_object(specs, root=root_rank)
-    difference = _first_difference(specs, root_specs)
-    differing = np.flatnonzero(ringdl.allgather(np.array([difference is not None])))
+    communicator = communicator or ringdl.get_communicator()
+    root_specs = communicator.broadcast_object(specs, root_rank)
+    difference = _first_difference(specs, root_specs, communicator.rank)
+    differing = np.flatnonzero(communicator.allgather(np.array([difference is not None])))
     if len(differing) > 0:
-        raise ringdl.MismatchError(ringdl.broadcast_object(difference, root=int(differing[0])))
+        raise ringdl.MismatchError(communicator.broadcast_object(difference, int(differing[0])))
     for name, _, _ in root_specs:
-        _broadcast_tensor(named[name], root_rank)
+        _broadcast_tensor(named[name], root_rank, communicator)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int = 0,
+    *,
+    communicator: ringdl.Communicator | None = None,
+) -> None:
     """Give every rank the optimizer state and options of ``root_rank``. Collective.
 
-    Works for any optimizer whose ``state_dict()`` holds CPU tensors and picklable values, also if
-    the other ranks have no state yet (only the root has read a checkpoint). Tensors arrive with the
-    root's dtype and strides, also where ``load_state_dict()`` would cast them.
+    Works for any optimizer whose ``state_dict()`` holds CPU tensors (dense or sparse) and picklable
+    values, also if the other ranks have no state yet (only the root has read a checkpoint). Tensors
+    arrive with the root's dtype and strides, also where ``load_state_dict()`` would cast them.
+
+    Args:
+        optimizer: the same kind with the same parameters on every rank, wrapped or not.
+        root_rank: whose state all ranks get.
+        communicator: whose ranks; by default the one of ``init()``.
     """
-    is_root = ringdl.rank() == root_rank
+    communicator = communicator or ringdl.get_communicator()
+    is_root = communicator.rank == root_rank
     sent: list[torch.Tensor] = []
     skeleton = (
         _map(optimizer.state_dict(), torch.Tensor, lambda tensor: _describe(tensor, sent))
         if is_root
         else None
     )
-    skeleton = ringdl.broadcast_object(skeleton, root=root_rank)
+    skeleton = communicator.broadcast_object(skeleton, root_rank)
     received: list[torch.Tensor] = []
-
-    def make(form: _Form) -> torch.Tensor:
-        received.append(torch.empty_strided(form.shape, form.strides, dtype=form.dtype))
-        return received[-1]
-
-    state_dict = None if is_root else _map(skeleton, _Form, make)
+    parts = (
+        None if is_root else _map(skeleton, (_Form, _Sparse), lambda form: _make(form, received))
+    )
     for tensor in sent if is_root else received:
-        _broadcast_tensor(tensor, root_rank)
-    if state_dict is not None:
+        _broadcast_tensor(tensor, root_rank, communicator)
+    if not is_root:
+        state_dict = _map(parts, _Sparse, _Sparse.join)
         optimizer.load_state_dict(state_dict)
-        _restore_dtypes(optimizer, state_dict["state"])
+        _undo_casts(optimizer, state_dict["state"])
 
 
-def check_replicas(named_parameters: Sequence[tuple[str, torch.Tensor]], name: str) -> None:
+def check_replicas(
+    named_parameters: Sequence[tuple[str, torch.Tensor]],
+    communicator: ringdl.Communicator,
+    name: str,
+) -> None:
     """Compare the bits of the parameters over all ranks. Collective; reads them once.
 
     Args:
         named_parameters: the same names in the same order on every rank.
+        communicator: the ranks.
         name: what the collectives are matched by.
 
     Raises:
         MismatchError: on every rank, if they differ; names the first one, the ranks, and the call
         that mends it.
     """
-    if ringdl.size() == 1:
+    if communicator.size == 1:
         return
     digests = np.stack([_digest(parameter) for _, parameter in named_parameters])
     combined = np.frombuffer(hashlib.sha256(digests.tobytes()).digest()[:_DIGEST_BYTES], np.uint8)
-    if _all_equal(ringdl.allgather(combined[None].copy(), name=name)):
+    if _all_equal(communicator.allgather(combined[None].copy(), name=name)):
         return
-    gathered = ringdl.allgather(digests[None], name=f"{name}.each")
+    gathered = communicator.allgather(digests[None], name=f"{name}.each")
     index = next(index for index in range(len(digests)) if not _all_equal(gathered[:, index]))
     differing = [
-        rank for rank in range(ringdl.size()) if (gathered[rank, index] != gathered[0, index]).any()
+        rank
+        for rank in range(communicator.size)
+        if (gathered[rank, index] != gathered[0, index]).any()
     ]
     raise ringdl.MismatchError(
         f"the replicas differ at the first step: in the parameter {named_parameters[index][0]!r}, "
@@ -113,14 +133,50 @@ class _Form:
     dtype: torch.dtype
 
 
-def _describe(tensor: torch.Tensor, sent: list[torch.Tensor]) -> _Form:
-    sent.append(tensor.detach())
+@dataclass(frozen=True)
+class _Sparse:
+    """A sparse tensor by its parts, which are forms or tensors."""
+
+    shape: tuple[int, ...]
+    indices: Any
+    values: Any
+    is_coalesced: bool
+
+    def join(self) -> torch.Tensor:
+        return torch.sparse_coo_tensor(
+            self.indices,
+            self.values,
+            self.shape,
+            is_coalesced=self.is_coalesced,
+            check_invariants=False,
+        )
+
+
+def _describe(tensor: torch.Tensor, sent: list[torch.Tensor]) -> _Form | _Sparse:
+    tensor = tensor.detach()
+    if tensor.is_sparse:
+        return _Sparse(
+            tuple(tensor.shape),
+            _describe(tensor._indices(), sent),
+            _describe(tensor._values(), sent),
+            tensor.is_coalesced(),
+        )
+    sent.append(tensor)
     return _Form(
         tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype
     )
 
 
-def _map(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+def _make(form: _Form | _Sparse, received: list[torch.Tensor]) -> torch.Tensor | _Sparse:
+    if isinstance(form, _Sparse):
+        return replace(
+            form, indices=_make(form.indices, received), values=_make(form.values, received)
+        )
+    received.append(torch.empty_strided(form.shape, form.strides, dtype=form.dtype))
+    return received[-1]
+
+
+def _map(tree: Any, kind: type | tuple[type, ...], function: Callable[[Any], Any]) -> Any:
     """A copy of nested dicts, lists and tuples with ``function`` applied to each ``kind``."""
     if isinstance(tree, kind):
         return function(tree)
@@ -131,14 +187,12 @@ def _map(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     return tree
 
 
-def _restore_dtypes(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None:
-    """Undo the casts of ``load_state_dict()``: the root has not loaded, so it has none."""
+def _undo_casts(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None:
+    """Install what the root has: it has not loaded, so its tensors are not cast."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
-        loaded = optimizer.state.get(parameter, {})
-        for key, value in state.get(index, {}).items():
-            if isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
-                loaded[key] = value
+        if index in state:
+            optimizer.state[parameter] = state[index]
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,12 +200,14 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _broadcast_tensor(tensor: torch.Tensor, root_rank: int) -> None:
+def _broadcast_tensor(
+    tensor: torch.Tensor, root_rank: int, communicator: ringdl.Communicator
+) -> None:
     if tensor.numel() == 0:
         return
     contiguous = tensor.detach().contiguous()
-    ringdl.broadcast_(_as_bytes(contiguous), root=root_rank)
-    if contiguous.data_ptr() != tensor.data_ptr() and ringdl.rank() != root_rank:
+    communicator.broadcast_(_as_bytes(contiguous), root_rank)
+    if contiguous.data_ptr() != tensor.data_ptr() and communicator.rank != root_rank:
         tensor.copy_(contiguous)
 
 
@@ -165,7 +221,7 @@ def _all_equal(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
     return bool((rows == rows[0]).all())
 
 
-def _first_difference(specs: list[Any], root_specs: list[Any]) -> str | None:
+def _first_difference(specs: list[Any], root_specs: list[Any], rank: int) -> str | None:
     """How these specs differ from the root's, in any order; None if they do not."""
     own = {name: (shape, dtype) for name, shape, dtype in specs}
     root = {name: (shape, dtype) for name, shape, dtype in root_specs}
@@ -173,7 +229,7 @@ def _first_difference(specs: list[Any], root_specs: list[Any]) -> str | None:
         if own.get(name) != root.get(name):
             here, there = (_spec_text(side.get(name)) for side in (own, root))
             return (
-                f"broadcast_parameters: {name!r} is {here} on rank {ringdl.rank()}, "
+                f"broadcast_parameters: {name!r} is {here} on rank {rank}, "
                 f"but {there} on the root rank; build the same model on all ranks"
             )
     return None

@@ -1,0 +1,50 @@
+"""The outermost backward in progress: what it has touched is averaged at its end."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from ringdl.torch._gradients import Gradients
+
+_BACKWARD_CODES = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+
+
+def is_nested() -> bool:
+    """Whether the Python stack holds a backward inside another one."""
+    depth = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and depth < 2:
+        depth += frame.f_code in _BACKWARD_CODES
+        frame = frame.f_back
+    return depth == 2
+
+
+class _Outermost:
+    """The outermost backward in progress, and the gradients that it has touched so far.
+
+    There is one callback for all, which averages in the order of construction: ranks may reach the
+    parameters of two optimizers in different orders, and each would wait for the other.
+    """
+
+    def __init__(self) -> None:
+        self.task = -1
+        self.touched: list[Gradients] = []
+
+    def add(self, task: int, gradients: Gradients) -> None:
+        if task != self.task:
+            self.task, self.touched = task, []
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self.touched.append(gradients)
+
+    def _end(self) -> None:
+        self.task, touched, self.touched = -1, self.touched, []
+        for gradients in sorted(touched, key=lambda gradients: gradients.number):
+            gradients.finish_backward()
+
+
+outermost = _Outermost()

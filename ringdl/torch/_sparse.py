@@ -1,0 +1,103 @@
+"""Sums of sparse gradients over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+import ringdl
+
+
+def reduce_sparse(
+    gradient: torch.Tensor | None,
+    parameter: torch.Tensor,
+    sparse_dim: int,
+    op: ringdl.Reduction,
+    communicator: ringdl.Communicator,
+    name: str,
+) -> torch.Tensor | None:
+    """The average or sum of a sparse gradient over all ranks; the same bits on all. Collective.
+
+    An allgather of the rows' indices, one of their values, and then the sum of each row in the
+    order of the ranks; 16-bit values are added in fp32 and rounded once.
+
+    Args:
+        gradient: this rank's, of any layout; None counts as zeros.
+        parameter: whose shape and dtype it has.
+        sparse_dim: how many leading axes have indices; the same on all ranks.
+        op: Average or Sum.
+        communicator: the ranks.
+        name: what the allgathers are matched by.
+
+    Returns:
+        A coalesced tensor, or None if no rank has a gradient.
+    """
+    shape, dtype = tuple(parameter.shape), parameter.dtype
+    if gradient is None:
+        indices = torch.empty(0, sparse_dim, dtype=torch.int64)
+        values = torch.empty(0, *shape[sparse_dim:], dtype=dtype)
+    else:
+        gradient = gradient.detach()
+        if not gradient.is_sparse or gradient.sparse_dim() != sparse_dim:
+            gradient = gradient.to_dense().to_sparse(sparse_dim)
+        gradient = gradient.coalesce()
+        indices, values = gradient.indices().t(), gradient.values()
+    # A first row for each rank: how many follow, or -1 for no gradient.
+    head = torch.full((1, sparse_dim), -1 if gradient is None else len(indices))
+    rows = communicator.allgather(torch.cat([head, indices]), name=f"{name}.indices")
+    blocks: list[torch.Tensor] = []
+    is_produced = False
+    begin = 0
+    while begin < len(rows):
+        count = int(rows[begin, 0])
+        is_produced |= count >= 0
+        blocks.append(rows[begin + 1 : begin + 1 + max(count, 0)])
+        begin += 1 + max(count, 0)
+    if not is_produced:
+        return None
+    all_values = communicator.allgather(values.contiguous(), name=f"{name}.values")
+    divisor = communicator.size if op == ringdl.Average else 1
+    return _sum_rows(torch.cat(blocks), all_values, shape, divisor)
+
+
+def _sum_rows(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], divisor: int
+) -> torch.Tensor:
+    """Add the rows of equal indices one after the other: in an order that is no sort's choice."""
+    sparse_shape = shape[: indices.shape[1]]
+    numbers = indices.new_zeros(len(indices))
+    for axis, extent in enumerate(sparse_shape):
+        numbers = numbers * extent + indices[:, axis]
+    unique, inverse = torch.unique(numbers, return_inverse=True)
+    is_short = values.element_size() < 4
+    sums = torch.zeros(
+        (len(unique), *values.shape[1:]), dtype=torch.float32 if is_short else values.dtype
+    )
+    sums.index_add_(0, inverse, values.to(sums.dtype))
+    return torch.sparse_coo_tensor(
+        torch.stack(torch.unravel_index(unique, sparse_shape)),
+        sums.div_(divisor).to(values.dtype),
+        shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )
+
+
+def agree_on_sparse_dims(
+    gradients: Mapping[int, torch.Tensor], count: int, communicator: ringdl.Communicator, name: str
+) -> dict[int, int]:
+    """Which of ``count`` gradients are sparse on some rank, and in how many axes. Collective.
+
+    Args:
+        gradients: this rank's sparse gradients, by index.
+        count: the same on all ranks.
+        communicator: the ranks.
+        name: what the allgather is matched by.
+    """
+    own = np.zeros((1, count), np.int64)
+    for index, gradient in gradients.items():
+        own[0, index] = gradient.sparse_dim()
+    dims = communicator.allgather(own, name=name).max(axis=0)
+    return {int(index): int(dims[index]) for index in np.flatnonzero(dims)}
