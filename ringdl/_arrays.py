@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ringdl._engine import DType
 from ringdl._errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ def operand(x: Any, *, written: bool) -> Operand:
     Raises:
         UsageError: not an array, on a device, read-only, foreign byte order, or no such dtype.
     """
-    if isinstance(x, np.ndarray):
+    if _is_ndarray(x):
         if written and not x.flags.writeable:
             raise UsageError(
                 "the array is read-only; pass a writable one, or use the form that copies"
@@ -56,15 +57,15 @@ def operand(x: Any, *, written: bool) -> Operand:
                 f"the array has foreign byte order (dtype {x.dtype.str}); convert it with "
                 "x.astype(x.dtype.newbyteorder('='))"
             )
+        contiguous = x if x.flags.c_contiguous else copy_of(x)
         if _is_bfloat16(x.dtype):
-            contiguous = x if x.flags.c_contiguous else np.array(x, order="C")
-            return Operand(x, contiguous.view(np.uint16), DType.bfloat16)
+            return Operand(x, contiguous.view("uint16"), DType.bfloat16)
         if x.dtype.name not in DType.__members__:
             raise UsageError(
                 f"arrays of dtype {x.dtype} are not supported; use one of "
                 f"{', '.join(DType.__members__)}"
             )
-        return Operand(x, x if x.flags.c_contiguous else np.array(x, order="C"), None)
+        return Operand(x, contiguous, None)
     if _is_tensor(x):
         if x.device.type != "cpu":
             raise UsageError(
@@ -82,6 +83,8 @@ def operand(x: Any, *, written: bool) -> Operand:
 
 def copy_of(x: Any) -> Any:
     """A contiguous copy of the same kind, for the forms that leave their argument alone."""
+    import numpy as np
+
     if isinstance(x, np.ndarray):
         return np.array(x, order="C")
     if isinstance(x, (int, float, np.generic)):
@@ -113,11 +116,16 @@ def _share_memory(a: Any, b: Any) -> bool:
     return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
+def _is_ndarray(x: Any) -> bool:
+    numpy = sys.modules.get("numpy")  # not loaded: nobody can have made such an array
+    return numpy is not None and isinstance(x, numpy.ndarray)
+
+
 def _is_tensor(x: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
 
 def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    ml_dtypes = sys.modules.get("ml_dtypes")  # not loaded: nobody can have made such an array
+    ml_dtypes = sys.modules.get("ml_dtypes")
     return ml_dtypes is not None and bool(dtype == ml_dtypes.bfloat16)

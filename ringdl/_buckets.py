@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ringdl import _engine
 from ringdl._communicator import Communicator
 from ringdl._default import get_communicator
 from ringdl._engine import DType, Reduction
 from ringdl._errors import MismatchError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _Spec = tuple[str, list[int], DType, list[int]]
 
@@ -117,7 +116,12 @@ class Buckets:
 
 def _normalized(spec: Sequence[Any]) -> _Spec:
     name, shape, dtype, *strides = spec
-    text = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if isinstance(dtype, str):
+        text = dtype
+    else:
+        import numpy as np
+
+        text = np.dtype(dtype).name
     if text not in DType.__members__:
         raise UsageError(f"gradient {name!r} has dtype {text}; gradients are floating-point")
     in_elements = [int(n) for n in strides[0]] if strides else []
@@ -126,6 +130,11 @@ def _normalized(spec: Sequence[Any]) -> _Spec:
 
 def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, Any]) -> None:
     """Raise on every rank unless all ranks pass the same; one small allgather if they do."""
+    import hashlib
+    import json
+
+    import numpy as np
+
     own = [[name, shape, dtype.name, strides] for name, shape, dtype, strides in gradients]
     text = json.dumps([terms, own]).encode()
     digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.uint8).reshape(1, 16)
@@ -170,6 +179,8 @@ def _first_difference(plans: list[Any]) -> str:
 
 
 def _versions(what: str, values: list[Any]) -> str:
+    import json
+
     texts = ["nothing" if value is None else json.dumps(value) for value in values]
     versions = [
         f"{text} on rank{'s' if count > 1 else ''} "

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
+import math
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ringdl import _arrays
 from ringdl._engine import Reduction
@@ -157,8 +155,10 @@ class Communicator:
 
         def finish() -> Any:
             lengths, data = work.take_gathered()
-            row_bytes = int(np.prod(x.shape[1:], dtype=np.int64)) * _arrays.item_bytes(x)
+            row_bytes = math.prod(x.shape[1:]) * _arrays.item_bytes(x)
             if row_bytes == 0:  # the bytes do not tell how many rows there are
+                import numpy as np
+
                 rows = int(self.allgather(np.array([len(x)]), name, timeout).sum())
             else:
                 rows = sum(lengths) // row_bytes
@@ -220,6 +220,10 @@ class Communicator:
         Returns:
             The root's object; on the root `obj` itself.
         """
+        import pickle
+
+        import numpy as np
+
         payload = pickle.dumps(obj) if self.rank == root else b""
         length = self.broadcast_(np.array([len(payload)]), root, name, timeout)
         data = np.frombuffer(bytearray(payload.ljust(int(length[0]))), np.uint8)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ringdl import _engine, _mpi
+from ringdl import _engine
 from ringdl._communicator import Communicator
 from ringdl._engine import Reduction
 from ringdl._errors import UsageError
-from ringdl._launch import detect
+from ringdl._launch import Launcher, detect
 from ringdl._settings import Settings, read_settings
 from ringdl._work import Work
+
+if TYPE_CHECKING:
+    from ringdl import _mpi
 
 _default: Communicator | None = None
 _hooked = False
@@ -45,12 +47,15 @@ def init(comm: Any = None) -> Communicator:
         engine.set_segment_bytes(settings.segment_bytes)
         _default = Communicator(engine, settings=settings)
     else:
-        _default = _init_over_mpi(_mpi.load_mpi(launcher), comm, settings)
+        _default = _init_over_mpi(launcher, comm, settings)
     return _default
 
 
-def _init_over_mpi(mpi: Any, comm: Any, settings: Settings) -> Communicator:
+def _init_over_mpi(launcher: Launcher | None, comm: Any, settings: Settings) -> Communicator:
     global _hooked
+    from ringdl import _mpi
+
+    mpi = _mpi.load_mpi(launcher)
     comm = mpi.COMM_WORLD if comm is None else comm
     hosts = _mpi.find_hosts(mpi, comm)
     engine = _mpi.open_engine(mpi, comm)
@@ -79,6 +84,8 @@ def _warn_of_threads(hosts: _mpi.Hosts) -> None:
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = int(text) if text.isdigit() else len(os.sched_getaffinity(0))
     if hosts.local_rank == 0 and threads > 1 and threads * hosts.local_size > hosts.cores:
+        import warnings
+
         warnings.warn(
             f"{hosts.local_size} ranks on this host would compute with {threads} threads each, on "
             f"{hosts.cores} cores; set OMP_NUM_THREADS={max(1, hosts.cores // hosts.local_size)}",
