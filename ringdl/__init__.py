@@ -6,6 +6,7 @@ Start a script with ``mpirun`` (or ``python -m ringdl run``), call `init`, and a
 
 from ringdl._buckets import Buckets
 from ringdl._communicator import Communicator
+from ringdl._custom_op import CustomOp, custom_op
 from ringdl._default import (
     allgather,
     allreduce,
@@ -43,6 +44,7 @@ __all__ = [
     "Average",
     "Buckets",
     "Communicator",
+    "CustomOp",
     "Error",
     "Max",
     "Min",
@@ -63,6 +65,7 @@ __all__ = [
     "broadcast",
     "broadcast_",
     "broadcast_object",
+    "custom_op",
     "get_communicator",
     "host_count",
     "host_rank",

@@ -15,22 +15,36 @@ class Reducer {
         item_bytes_(ringdl::item_bytes(dtype)),
         divisor_(divisor) {}
 
+  /// Combines by the user's own reduction, the last time too.
+  /// @param kernel  for elements of `dtype`; must stay callable as long as the reducer is used
+  Reducer(DType dtype, CustomKernel kernel)
+      : custom_(kernel), item_bytes_(ringdl::item_bytes(dtype)) {}
+
   size_t item_bytes() const { return item_bytes_; }
 
   /// into = into ∘ from.
   void combine(std::byte* into, const std::byte* from, size_t bytes) const {
-    kernels_.combine(into, from, bytes / item_bytes_);
+    if (custom_ != nullptr) {
+      custom_(into, from, static_cast<int64_t>(bytes / item_bytes_));
+    } else {
+      kernels_.combine(into, from, bytes / item_bytes_);
+    }
   }
 
   /// The last of all: into = (into ∘ from) / divisor if the reduction is an average.
   void finish(std::byte* into, const std::byte* from, size_t bytes) const {
-    kernels_.finish(into, from, bytes / item_bytes_, divisor_);
+    if (custom_ != nullptr) {
+      combine(into, from, bytes);
+    } else {
+      kernels_.finish(into, from, bytes / item_bytes_, divisor_);
+    }
   }
 
  private:
-  Kernels kernels_;
+  Kernels kernels_{};
+  CustomKernel custom_ = nullptr;  // in place of `kernels_`
   size_t item_bytes_;
-  int64_t divisor_;
+  int64_t divisor_ = 1;
 };
 
 }  // namespace ringdl

@@ -36,6 +36,10 @@ using CombineKernel = void (*)(void* into, const void* from, size_t count);
 /// is and. For all other reductions `divisor` is ignored and this equals CombineKernel.
 using FinishKernel = void (*)(void* into, const void* from, size_t count, int64_t divisor);
 
+/// A reduction of the user's own, compiled elsewhere: like CombineKernel, for one dtype. It must
+/// not throw, and may be called by any thread.
+using CustomKernel = void (*)(void* into, const void* from, int64_t count);
+
 struct Kernels {
   CombineKernel combine;
   FinishKernel finish;
