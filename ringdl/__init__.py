@@ -6,6 +6,7 @@ Start a script with ``mpirun`` (or ``python -m ringdl run``), call `init`, and a
 
 from ringdl._buckets import Buckets
 from ringdl._communicator import Communicator
+from ringdl._custom_op import CustomOp, custom_op
 from ringdl._default import (
     allgather,
     allgather_async,
@@ -66,6 +67,7 @@ __all__ = [
     "Average",
     "Buckets",
     "Communicator",
+    "CustomOp",
     "Error",
     "GroupedWork",
     "Max",
@@ -94,6 +96,7 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "custom_op",
     "gather",
     "gather_async",
     "get_communicator",

@@ -79,6 +79,7 @@ def run_job(
     folder: Path,
     *,
     during: Callable[[subprocess.Popen[bytes], Path], None] | None = None,
+    timeout: float = TIMEOUT,
     **environment: str,
 ) -> Ended:
     """Run a command in a process group of its own, as a terminal does, until nothing is left."""
@@ -108,7 +109,7 @@ def run_job(
         try:
             if during is not None:
                 during(job, output)
-            code = job.wait(TIMEOUT)
+            code = job.wait(timeout)
             ended = time.monotonic()
             while processes_of(mark) and time.monotonic() < ended + 2:
                 time.sleep(0.05)
@@ -118,7 +119,7 @@ def run_job(
             left = kill_all(mark)
             job.wait()
     text = [path.read_text(errors="replace") for path in (output, errors)]
-    assert code is not None, f"{shlex.join(command)} ran past {TIMEOUT} s:\n{''.join(text)}"
+    assert code is not None, f"{shlex.join(command)} ran past {timeout} s:\n{''.join(text)}"
     assert not left, f"left behind: {left}\n{''.join(text)}"
     return Ended(code, *text, ended)
 
@@ -130,9 +131,10 @@ def run_ranks(
     *arguments: str,
     folder: Path,
     during: Callable[[subprocess.Popen[bytes], Path], None] | None = None,
+    timeout: float = TIMEOUT,
 ) -> Ended:
     command = [python, "-m", "ringdl", "run", "-n", str(ranks), str(JOBS / script), *arguments]
-    return run_job(command, folder, during=during)
+    return run_job(command, folder, during=during, timeout=timeout)
 
 
 @cache
@@ -193,7 +195,9 @@ def test_a_rank_that_ends_ends_the_job(python: str, how: str, ranks: int, tmp_pa
     assert not missing, f"{missing} not in:\n{ended.text}"
 
 
-@pytest.mark.parametrize(("how", "ranks"), cases(("shutdown", 2), ("wait", 3)))
+@pytest.mark.parametrize(
+    ("how", "ranks"), cases(("shutdown", 2), ("wait", 3), ("async", 2), ("buckets", 3))
+)
 def test_ctrl_c_ends_all_ranks(python: str, how: str, ranks: int, tmp_path: Path) -> None:
     pressed = 0.0
 

@@ -10,12 +10,17 @@ import ringdl
 
 def main(how: str) -> None:
     ringdl.init()
-    ringdl.barrier()
+    buckets = ringdl.Buckets([("w", (1000,), "float32")])
     sys.stdout.write("here\n")
     sys.stdout.flush()
     if ringdl.rank() == 0:
         if how == "shutdown":
             ringdl.shutdown()
+        if how == "async":
+            ringdl.allreduce_async_(np.ones(3), name="never").wait()
+        if how == "buckets":
+            buckets.ready(0)
+            buckets.wait()
         ringdl.allreduce(np.ones(3), name="never")
     elif ringdl.rank() == 1:
         time.sleep(60)

@@ -16,6 +16,7 @@ SIZES = {
     "protocol": (1, 2, 5, 8),
     "mismatches": (2, 5),
     "buckets": (1, 2, 3, 5),
+    "threads": (1, 3),
 }
 SECONDS_SIZE = 3
 """Checks that have to wait for seconds run at this size only."""
