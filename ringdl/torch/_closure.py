@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,53 +12,37 @@ import ringdl
 from ringdl.torch._gradients import Gradients
 
 
-def reduced_closure(
-    closure: Callable[[], Any], gradients: Gradients, synchronizes: bool
-) -> Callable[[], Any]:
+def reduced_closure(closure: Callable[[], Any], gradients: Gradients) -> Callable[[], Any]:
     """A closure with the gradients and the loss of all ranks.
 
     The loss is reduced as the gradients are (Average or Sum), in float64 and in the order of the
-    ranks, so that a line search takes the same decisions everywhere.
+    ranks, so that a line search takes the same decisions everywhere. Each evaluation averages
+    gradients, so ranks that evaluate another number of times in a step are found out of step.
 
     Args:
         closure: the script's; returns a scalar tensor, a number, or None.
         gradients: averaged at the latest when it returns.
-        synchronizes: False leaves the gradients as the closure leaves them.
 
     Raises:
-        MismatchError: on every rank, if ranks run another number of evaluations in a step, or some
-            return None.
+        MismatchError: on every rank, if ranks are out of step or some return None.
     """
-    evaluations = itertools.count(1)
 
     def evaluate() -> Any:
         gradients.expect_round()
         loss = closure()
-        if synchronizes:
-            gradients.synchronize()
-        return _reduce_loss(loss, gradients, next(evaluations))
+        gradients.synchronize()
+        return _reduce_loss(loss, gradients)
 
     return evaluate
 
 
-def _reduce_loss(loss: Any, gradients: Gradients, evaluation: int) -> Any:
+def _reduce_loss(loss: Any, gradients: Gradients) -> Any:
     has_loss = loss is not None
     if isinstance(loss, torch.Tensor):
         loss = loss.detach()
-    own = [gradients.step, evaluation, has_loss, float(loss) if has_loss else 0.0]
-    rows = gradients.communicator.allgather(
-        np.array([own], np.float64), name=f"{gradients.key}.loss"
-    )
-    if (rows[:, :2] != rows[0, :2]).any():
-        where = ", ".join(
-            f"evaluation {int(row[1])} of step {int(row[0]) + 1} on rank {rank}"
-            for rank, row in enumerate(rows)
-        )
-        raise ringdl.MismatchError(
-            f"the closures of the ranks are not in step: {where}; every rank must evaluate its "
-            "closure equally often in each step"
-        )
-    without = [rank for rank, row in enumerate(rows) if not row[2]]
+    own = np.array([[has_loss, float(loss) if has_loss else 0.0]])
+    rows = gradients.communicator.allgather(own, name=f"{gradients.key}.loss").tolist()
+    without = [rank for rank, (given, _) in enumerate(rows) if not given]
     if len(without) == len(rows):
         return None
     if without:
@@ -67,6 +50,6 @@ def _reduce_loss(loss: Any, gradients: Gradients, evaluation: int) -> Any:
             f"the closure returned no loss on rank {', '.join(map(str, without))}; return the loss "
             "on all ranks or on none"
         )
-    total = sum(rows[:, 3].tolist())
+    total = sum(value for _, value in rows)
     value = total / len(rows) if gradients.op == ringdl.Average else total
     return torch.full_like(loss, value) if isinstance(loss, torch.Tensor) else value

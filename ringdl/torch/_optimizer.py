@@ -154,9 +154,8 @@ def _before_step(
     """Runs first in ``step()``, also where a scheduler has replaced ``step`` on the instance."""
     assert isinstance(optimizer, Distributed)
     gradients = optimizer._ringdl_gradients
-    synchronizes = not optimizer._ringdl_skips
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if synchronizes and (gradients.is_pending or closure is None):
+    if not optimizer._ringdl_skips and (gradients.is_pending or closure is None):
         gradients.synchronize()
     for name, parameter in optimizer._ringdl_frozen:
         if parameter.grad is not None:
@@ -174,7 +173,7 @@ def _before_step(
         optimizer._ringdl_replicas_checked = True
     if closure is None:
         return None
-    reduced = reduced_closure(closure, gradients, synchronizes)
+    reduced = reduced_closure(closure, gradients)
     if len(args) > 1:
         return (args[0], reduced, *args[2:]), kwargs
     return args, kwargs | {"closure": reduced}

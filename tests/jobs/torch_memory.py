@@ -13,8 +13,8 @@ import torch
 
 import ringdl.torch as hvd
 
-LAYERS = 24
-WIDTH = 1024
+LAYERS = 6
+WIDTH = 2048
 STEPS = 10
 
 

@@ -219,15 +219,5 @@ def check_unfrozen_later() -> None:
 @needs(ranks=2)
 def check_models_that_differ() -> None:
     model = torch.nn.Linear(2, 2 + (ringdl.rank() == 1))
-    with expect(ringdl.MismatchError, "shape of gradient 0 ('weight')", "rank 1"):
+    with expect(ringdl.MismatchError, "('weight') is [2, 2] on", "rank 1"):
         wrap(torch.optim.SGD(model.parameters()), model)
-
-
-def check_sparse_gradients() -> None:
-    torch.manual_seed(0)
-    layer = torch.nn.Embedding(4, 2, sparse=True)
-    optimizer = wrap(torch.optim.SGD(layer.parameters()), layer)
-    with expect(ringdl.UsageError, "sparse=False"):
-        layer(torch.tensor([1, 2])).sum().backward()
-    layer.weight.grad = None
-    optimizer.step()
