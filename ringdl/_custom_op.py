@@ -77,7 +77,7 @@ def custom_op(fn: Function, name: str | None = None) -> CustomOp:
     bytecode or a value that it refers to differs, all ranks raise MismatchError.
 
     Args:
-        fn: a Python function of two arguments (not yet compiled by Numba itself).
+        fn: a Python function of two arguments (not one that Numba has compiled).
         name: what errors call it; by default the function's own name.
 
     Raises:

@@ -272,7 +272,8 @@ def test_buckets_end_though_nobody_waits(python: str, ranks: int, tmp_path: Path
 def test_forked_children_are_refused(python: str, tmp_path: Path) -> None:
     ended = run_ranks(python, 2, "forked.py", folder=tmp_path)
     assert ended.code == 0, ended.text
-    assert ended.output.splitlines() == ["children: 0, 1 and 0; workers: refused"] * 2, ended.text
+    expected = "children: 0, 1 and 0; while busy: {0}; workers: refused"
+    assert ended.output.splitlines() == [expected] * 2, ended.text
 
 
 def test_one_thread_may_call_below_thread_multiple(python: str, tmp_path: Path) -> None:

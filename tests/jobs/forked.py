@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -41,8 +42,23 @@ def exit_code_of(child: Callable[[], object]) -> int | None:
     return None
 
 
+def exit_codes_while_busy() -> set[int | None]:
+    """Of children that are forked while another thread and the engine's own are in the engine."""
+
+    def work() -> None:
+        for _ in range(300):
+            ringdl.allreduce(np.ones(5000, np.float32), name="busy")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    codes = {exit_code_of(lambda: None) for _ in range(20)}
+    thread.join()
+    return codes
+
+
 def main() -> None:
     ringdl.init()
+    busy = exit_codes_while_busy()
     held = {"buckets": ringdl.Buckets([("w", (1000,), "float32")])}
     work = ringdl.allreduce_async(np.full(1 << 16, ringdl.rank(), np.float32), name="in flight")
 
@@ -70,7 +86,9 @@ def main() -> None:
     held["buckets"].wait(timeout=20)
     assert (total == (ringdl.size() - 1) / 2).all()
     workers = "refused" if all(map(all, answers)) else "not refused"
-    sys.stdout.write(f"children: {caught}, {uncaught} and {shut_down}; workers: {workers}\n")
+    sys.stdout.write(
+        f"children: {caught}, {uncaught} and {shut_down}; while busy: {busy}; workers: {workers}\n"
+    )
 
 
 if __name__ == "__main__":
