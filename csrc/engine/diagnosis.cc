@@ -70,7 +70,7 @@ void Diagnosis::look(const Key& key, int64_t now) {
   ask_those_who_left(now);
 }
 
-void Diagnosis::look_for_cycles(int64_t now) {
+void Diagnosis::look_for_the_stuck(int64_t now) {
   if (!is_round_wanted_ || !round_.empty() || now < next_round_ns_) return;
   is_round_wanted_ = false;
   next_round_ns_ = now + kRoundEveryNs;
@@ -223,10 +223,11 @@ void Diagnosis::begin_round(int64_t now) {
   }
 }
 
-// A rank is stuck if it is blocked and a rank that is stuck has not submitted what it waits for: of
-// the ranks for which that may be so, those are taken away for which it is not, until none is left
-// or none is taken. Each was in the same wait when the round began: it told of it before and still
-// was in it when it answered. So what it had not submitted then it never will.
+// A rank is stuck if it is blocked, and so are all ranks that have not submitted what it waits for:
+// of the ranks for which that may be so, those are taken away for which it is not, until none is
+// taken. Each was in the same wait when the round began: it told of it before and still was in it
+// when it answered. So what it had not submitted then it never will. (One that is stuck would be
+// enough to know, but the others could not tell then whether they have to skip the key.)
 std::vector<bool> Diagnosis::find_stuck(const std::vector<Question>& round) const {
   const auto size = static_cast<size_t>(size_);
   std::vector<const Question*> awaited(size, nullptr);
@@ -241,11 +242,14 @@ std::vector<bool> Diagnosis::find_stuck(const std::vector<Question>& round) cons
     changed = false;
     for (size_t rank = 0; rank < size; ++rank) {
       if (!stuck[rank]) continue;
-      bool stays = false;
+      bool is_missing = false;
+      bool is_late = false;
       for (size_t other = 0; other < size; ++other) {
-        stays |= stuck[other] && awaited[rank]->answers[other] == Answer::kMissing;
+        if (awaited[rank]->answers[other] != Answer::kMissing) continue;
+        is_missing = true;
+        is_late |= !stuck[other];
       }
-      if (stays) continue;
+      if (is_missing && !is_late) continue;
       stuck[rank] = false;
       changed = true;
     }
@@ -287,7 +291,7 @@ void Diagnosis::end_round() {
     for (const Question& question : round) {
       for (size_t rank = 0; rank < stuck.size(); ++rank) {
         if (question.answers[rank] != answer) continue;
-        host_.tell_verdict(static_cast<int>(rank), question.key, why, stuck[rank]);
+        host_.tell_verdict(static_cast<int>(rank), question.key, why);
       }
     }
   }

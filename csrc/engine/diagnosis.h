@@ -18,8 +18,8 @@ namespace ringdl {
 /// that StallError can name those that have not. A rank that shuts down tells all; whoever is
 /// blocked then asks about its key, and fails it on all ranks if a rank that has left never
 /// submitted it (the next rank knows so without asking). And a *name* is called wrong only when
-/// ranks wait for one another in a circle: those that have been blocked for a second tell rank 0,
-/// which asks about all awaited keys and tells the verdict on those on which ranks are stuck.
+/// ranks wait for one another: those that have been blocked for a second tell rank 0, which asks
+/// about all awaited keys and tells the verdict on those on which ranks are stuck.
 class Diagnosis {
  public:
   /// What it needs of the engine that it belongs to.
@@ -32,10 +32,8 @@ class Diagnosis {
     virtual const std::vector<bool>& left() const = 0;
     /// The key, for which this rank waits, was not submitted by a rank that has left.
     virtual void fail_for_left(const Key& key, int left_rank) = 0;
-    /// Tells one rank, perhaps this one, that a key fails.
-    /// @param will_not_come  if the rank has not submitted it, it never will
-    virtual void tell_verdict(int to, const Key& key, const std::string& why,
-                              bool will_not_come) = 0;
+    /// Tells one rank, perhaps this one, that a key fails, and that it will not submit it.
+    virtual void tell_verdict(int to, const Key& key, const std::string& why) = 0;
 
    protected:
     ~Host() = default;
@@ -51,7 +49,7 @@ class Diagnosis {
   /// Called now and then by a thread that waits for the key.
   void look(const Key& key, int64_t now_ns);
   /// Called now and then on rank 0, whatever it does.
-  void look_for_cycles(int64_t now_ns);
+  void look_for_the_stuck(int64_t now_ns);
 
   /// Asks the members of a group about a key. Answers are collected under the number that this
   /// returns.

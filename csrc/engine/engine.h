@@ -158,7 +158,9 @@ class Engine final : private Diagnosis::Host {
   bool may_submit() const override;
   const std::vector<bool>& left() const override { return left_; }
   void fail_for_left(const Key& key, int left_rank) override;
-  void tell_verdict(int to, const Key& key, const std::string& why, bool will_not_come) override;
+  void tell_verdict(int to, const Key& key, const std::string& why) override {
+    tell_failure(to, MessageType::kVerdict, key, why);
+  }
 
   void start(const std::shared_ptr<Work>& work);
   void touch(Work& work);

@@ -105,10 +105,6 @@ void Engine::fail_everywhere(const Work& work, const std::string& why) {
   tell_failure(rank_, MessageType::kMismatch, key, why);
 }
 
-void Engine::tell_verdict(int to, const Key& key, const std::string& why, bool will_not_come) {
-  tell_failure(to, will_not_come ? MessageType::kVerdict : MessageType::kMismatch, key, why);
-}
-
 void Engine::tell_failure(int to, MessageType type, const Key& key, const std::string& why) {
   const std::string text(cut_to_fit(why, kMaxPayloadBytes));
   if (to == rank_) {

@@ -47,7 +47,7 @@ int Engine::progress() {
 }
 
 void Engine::watch_over(int64_t now) {
-  if (rank_ == 0) diagnosis_->look_for_cycles(now);
+  if (rank_ == 0) diagnosis_->look_for_the_stuck(now);
   std::string text = watchdog_->look(in_flight_, now);
   const int requests = dump_requests.load(std::memory_order_relaxed);
   const bool is_asked = std::exchange(dumps_done_, requests) != requests;
