@@ -143,6 +143,7 @@ def check_by_mpi(comm: Communicator) -> None:
     if pending is not None and comm.size > 1:
         with expect(ringdl.UsageError, "1 works are in flight", "needs that there are none"):
             comm.allreduce(view, algorithm="mpi")
+    comm.barrier("refused")  # nobody joins in before that
     (pending or comm.barrier_async("in flight")).wait()
     assert comm.allreduce(np.ones(1), ringdl.Sum, algorithm="mpi") == comm.size
     comm.barrier()
