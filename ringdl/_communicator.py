@@ -119,7 +119,11 @@ class Communicator(Reductions, Objects):
             UsageError: a rank that does not exist, or occurs twice, or no ranks at all.
         """
         listed = [int(rank) for rank in ranks]
-        for rank in listed:
+        if not listed:
+            raise UsageError("group: a group holds at least one rank")
+        for rank, count in Counter(listed).items():
+            if count > 1:
+                raise UsageError(f"group: a group holds each rank once; rank {rank} occurs twice")
             if not 0 <= rank < self.size:
                 raise UsageError(
                     f"group: rank {rank} is not a rank; ranks are 0 to {self.size - 1}"

@@ -86,7 +86,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   for (size_t i = 0; i < ranks.size(); ++i) {
     size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (i > 0) text += last + 1 == ranks.size() ? " and " : ", ";
+    const bool is_end = last + 1 == ranks.size() && last != i + 1;
+    if (i > 0) text += is_end ? " and " : ", ";
     text += std::to_string(ranks[i]);
     if (last > i + 1) {
       text += " to " + std::to_string(ranks[last]);
