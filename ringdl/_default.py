@@ -13,7 +13,7 @@ from ringdl._communicator import Communicator
 from ringdl._engine import Reduction
 from ringdl._errors import UsageError
 from ringdl._launch import detect
-from ringdl._settings import Settings, read_settings
+from ringdl._settings import Settings, default_segment_bytes, read_settings
 from ringdl._work import Work
 
 _default: Communicator | None = None
@@ -42,7 +42,7 @@ def init(comm: Any = None) -> Communicator:
     settings = read_settings(os.environ)
     if comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
         engine = _engine.alone()
-        engine.set_segment_bytes(settings.segment_bytes)
+        engine.set_segment_bytes(settings.segment_bytes or default_segment_bytes(1))
         _default = Communicator(engine, settings=settings)
     else:
         _default = _init_over_mpi(_mpi.load_mpi(launcher), comm, settings)
@@ -65,7 +65,7 @@ def _init_over_mpi(mpi: Any, comm: Any, settings: Settings) -> Communicator:
     )
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     communicator._timeout = agreed.timeout
-    engine.set_segment_bytes(agreed.segment_bytes)
+    engine.set_segment_bytes(agreed.segment_bytes or default_segment_bytes(hosts.host_count))
     if communicator.size > 1 and not _hooked:
         _hooked = True
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
