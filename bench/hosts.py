@@ -19,6 +19,7 @@ temporary files in one folder, which is removed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -285,13 +286,13 @@ def run(layout: Sequence[int], python: str, program: Sequence[str]) -> int:
         )
         try:
             return job.wait()
-        except BaseException:
-            try:
+        except KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 job.wait(GRACE_SECONDS)  # mpirun has the terminal's Ctrl-C too
-            except subprocess.TimeoutExpired:
-                job.kill()
-                job.wait()
             raise
+        finally:
+            job.kill()
+            job.wait()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -316,6 +317,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, text in (("cut", "cut a host's link"), ("join", "mend it")):
         commands.add_parser(name, help=text).add_argument("host", type=int, metavar="HOST")
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         check_machine()
