@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +22,9 @@ import ringdl
 
 BUFFERS = 2
 """Arrays that take turns, so that none is in a cache from the round before."""
+
+
+LEAST_ROUNDS = 3
 
 
 class TcpRing:
@@ -63,7 +64,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=float, nargs="+", required=True)
     parser.add_argument("--seconds", type=float, required=True, help="to spend on each size")
-    parser.add_argument("--only", nargs="+", choices=("ringdl", "mpi", "tcp"))
     parser.add_argument("--json", type=Path, required=True)
     chosen = parser.parse_args()
     ringdl.init()
@@ -79,7 +79,7 @@ def main() -> None:
         "mpi": lambda array: world.Allreduce(MPI.IN_PLACE, array),
         "tcp": tcp.move,
     }
-    names = chosen.only or list(runs)
+    names = list(runs)
     report = []
     for mib in chosen.mib:
         count = int(mib * (1 << 20)) // 4
@@ -89,7 +89,7 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in names}
         deadline = time.monotonic() + chosen.seconds
         turn = 0
-        while True:
+        while turn < LEAST_ROUNDS or world.bcast(time.monotonic() < deadline):
             for name in [*names[turn % len(names) :], *names[: turn % len(names)]]:
                 array = arrays[turn % BUFFERS]
                 np.add(pattern, world.rank, out=array)
@@ -101,11 +101,7 @@ def main() -> None:
                 if name != "tcp":
                     check(array, expected)
             turn += 1
-            if world.bcast(time.monotonic() > deadline):
-                break
-        report.append({"mib": mib, "seconds": {n: s[1:] or s for n, s in seconds.items()}})
-        if world.rank == 0 and "RINGDL_BENCH_VERBOSE" in os.environ:
-            print(mib, {n: round(statistics.median(s), 5) for n, s in seconds.items()}, flush=True)
+        report.append({"mib": mib, "seconds": seconds})
     if world.rank == 0:
         library = MPI.Get_library_version().replace("Version:", "").split(",")[0].splitlines()[0]
         answer = {"mpi": " ".join(library.split()), "ranks": world.size, "sizes": report}
