@@ -14,7 +14,7 @@ from ringdl import _engine
 from ringdl._communicator import Communicator, Shared
 from ringdl._errors import UsageError
 from ringdl._launch import Launcher, detect
-from ringdl._settings import Settings, read_settings
+from ringdl._settings import Settings, default_segment_bytes, read_settings
 
 if TYPE_CHECKING:
     from ringdl import _mpi
@@ -48,7 +48,7 @@ def init(comm: Any = None) -> Communicator:
     settings = read_settings(os.environ)
     if comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
         engine = _engine.alone()
-        engine.set_segment_bytes(settings.segment_bytes)
+        engine.set_segment_bytes(settings.segment_bytes or default_segment_bytes(1))
         _default = Communicator(engine, settings=settings)
     else:
         _default = _init_over_mpi(launcher, comm, settings)
@@ -67,7 +67,7 @@ def _init_over_mpi(launcher: Launcher | None, comm: Any, settings: Settings) -> 
     communicator = Communicator(engine, settings=settings, shared=Shared(hosts.numbers, comm))
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     communicator._timeout = agreed.timeout
-    engine.set_segment_bytes(agreed.segment_bytes)
+    engine.set_segment_bytes(agreed.segment_bytes or default_segment_bytes(communicator.host_count))
     engine.set_watchdog(agreed.watchdog, agreed.debug)
     _engine.dump_on_signal(signal.SIGUSR1)
     if communicator.size > 1 and not _hooked:

@@ -44,6 +44,7 @@ struct Plain<R (*)(Arguments...)> {
   static_assert(std::is_same_v<Plain<decltype(&MPI_##name)>::type, decltype(Ours::name)>)
 SAME(Isend);
 SAME(Irecv);
+SAME(Iprobe);
 SAME(Testsome);
 SAME(Test);
 SAME(Cancel);

@@ -30,6 +30,7 @@ mpi::Functions<Abi> load_functions(const std::string& module_path) {
   mpi::Functions<Abi> mpi;
   look_up(module, "MPI_Isend", mpi.Isend);
   look_up(module, "MPI_Irecv", mpi.Irecv);
+  look_up(module, "MPI_Iprobe", mpi.Iprobe);
   look_up(module, "MPI_Testsome", mpi.Testsome);
   look_up(module, "MPI_Test", mpi.Test);
   look_up(module, "MPI_Cancel", mpi.Cancel);
@@ -75,18 +76,23 @@ class MpiTransport final : public Transport {
   Ticket send(int to, int tag, const void* data, size_t bytes, Completion& owner) override {
     Handle request;
     check(mpi_.Isend(data, static_cast<int>(bytes), byte_, to, tag, comm_, &request), "MPI_Isend");
-    return track(request, owner);
+    const Ticket ticket = slots_.add({&owner, kUnmatched});
+    track(ticket, request);
+    return ticket;
   }
 
   Ticket receive(int from, int tag, void* data, size_t bytes, Completion& owner) override {
-    Handle request;
-    check(mpi_.Irecv(data, static_cast<int>(bytes), byte_, from == kAnyRank ? any_source_ : from,
-                     tag, comm_, &request),
-          "MPI_Irecv");
-    return track(request, owner);
+    const Ticket ticket = slots_.add({&owner, kUnmatched});
+    if (from == kAnyRank) {
+      unmatched_.push_back({ticket, tag, data, bytes});
+    } else {
+      start_receive(ticket, from, tag, data, bytes);
+    }
+    return ticket;
   }
 
   int poll() override {
+    match_receives();
     if (requests_.empty()) return 0;
     int found = 0;
     const int result = mpi_.Testsome(static_cast<int>(requests_.size()), requests_.data(), &found,
@@ -122,6 +128,11 @@ class MpiTransport final : public Transport {
       return false;
     }
     const int index = slots_[receive].index;
+    if (index == kUnmatched) {
+      std::erase_if(unmatched_, [=](const auto& waiting) { return waiting.ticket == receive; });
+      slots_.remove(receive);
+      return true;
+    }
     check(mpi_.Cancel(&requests_[index]), "MPI_Cancel");
     Status status{};
     for (int flag = 0; flag == 0;) check(mpi_.Test(&requests_[index], &flag, &status), "MPI_Test");
@@ -135,9 +146,19 @@ class MpiTransport final : public Transport {
   void expect_stray_messages() override { frees_communicator_ = false; }
 
  private:
+  static constexpr int kUnmatched = -1;
+
   struct Slot {
     Completion* owner;
-    int index;  // into requests_
+    int index;  // into requests_, or kUnmatched
+  };
+
+  // A receive from any rank for which no message has come.
+  struct Unmatched {
+    Ticket ticket;
+    int tag;
+    void* data;
+    size_t bytes;
   };
 
   static Handle to_handle(uint64_t value) {
@@ -156,13 +177,40 @@ class MpiTransport final : public Transport {
     throw Error(std::string(call) + " failed: " + text);
   }
 
-  Ticket track(Handle request, Completion& owner) {
-    const Ticket ticket = slots_.add({&owner, static_cast<int>(requests_.size())});
+  void start_receive(Ticket ticket, int from, int tag, void* data, size_t bytes) {
+    Handle request;
+    check(mpi_.Irecv(data, static_cast<int>(bytes), byte_, from, tag, comm_, &request),
+          "MPI_Irecv");
+    track(ticket, request);
+  }
+
+  // Receives from any rank are posted once a message is there, from its sender. MPICH 5.0.2 over
+  // UCX never completes a receive from MPI_ANY_SOURCE that is posted after its message has come.
+  void match_receives() {
+    int fruitless_tag = -1;
+    for (size_t i = 0; i < unmatched_.size();) {
+      const Unmatched first = unmatched_[i];
+      int found = 0;
+      Status status{};
+      if (first.tag != fruitless_tag) {
+        check(mpi_.Iprobe(any_source_, first.tag, comm_, &found, &status), "MPI_Iprobe");
+      }
+      if (found == 0) {
+        fruitless_tag = first.tag;
+        ++i;
+        continue;
+      }
+      unmatched_.erase(unmatched_.begin() + static_cast<std::ptrdiff_t>(i));
+      start_receive(first.ticket, status.source, first.tag, first.data, first.bytes);
+    }
+  }
+
+  void track(Ticket ticket, Handle request) {
+    slots_[ticket].index = static_cast<int>(requests_.size());
     requests_.push_back(request);
     tickets_.push_back(ticket);
     indices_.resize(requests_.size());
     statuses_.resize(requests_.size());
-    return ticket;
   }
 
   // Fills the hole with the last request: testing walks the whole array each time.
@@ -183,6 +231,7 @@ class MpiTransport final : public Transport {
   int rank_ = 0;
   int size_ = 0;
   SlotTable<Slot> slots_;
+  std::deque<Unmatched> unmatched_;  // in the order in which they were posted
   std::vector<Handle> requests_;  // those in flight, without holes
   std::vector<Ticket> tickets_;   // theirs
   std::vector<int> indices_;

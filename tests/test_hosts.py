@@ -1,0 +1,230 @@
+"""Ranks on several hosts, simulated on this machine: see bench/hosts.py.
+
+Where it cannot make hosts (they need root and iproute2), the tests that need them are skipped.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import hosts
+
+ROOT = Path(__file__).parents[1]
+JOBS = ROOT / "tests/jobs"
+HOSTS = [sys.executable, str(ROOT / "bench/hosts.py")]
+COUNT = 4
+TIMEOUT = 120
+
+
+def call(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, both outputs in one."""
+    return subprocess.run(
+        arguments,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def traces() -> list[str]:
+    """What of simulated hosts is on this machine."""
+    places = ("/run/netns", "/sys/class/net", "/etc/netns")
+    return [str(path) for place in places for path in Path(place).glob("ringdl*")]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Four hosts; afterwards nothing of them may be left."""
+    made = call(*HOSTS, "up", "--hosts", str(COUNT))
+    if made.returncode == 2:
+        pytest.skip(made.stdout.strip())
+    assert made.returncode == 0, made.stdout
+    yield
+    removed = call(*HOSTS, "down")
+    assert removed.returncode == 0, removed.stdout
+    assert traces() == []
+
+
+def run_on_hosts(python: str, *arguments: str) -> str:
+    """Run a script on hosts; what the ranks print."""
+    ended = call(*HOSTS, "run", "--mpi", python, *arguments)
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+def until(claim: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT / 2
+    while not claim():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def test_ranks_are_spread_over_hosts() -> None:
+    assert hosts.spread(4, 4, None) == [1, 1, 1, 1]
+    assert hosts.spread(6, 4, None) == [2, 2, 1, 1]
+    assert hosts.spread(2, 4, None) == [1, 1]
+    assert hosts.spread(5, 4, 2) == [2, 2, 1]
+    with pytest.raises(hosts.HostsError, match="5 ranks at 1 per host need 5 hosts"):
+        hosts.spread(5, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("is_root", "message"),
+    [(False, "simulated hosts need root"), (True, "the program ip: install iproute2")],
+)
+def test_what_a_machine_lacks_is_said(
+    is_root: bool, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if is_root else 1000)
+    monkeypatch.setenv("PATH", "")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert hosts.main(["up"]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_messages_over_the_network_are_not_lost(mpi_python: str) -> None:
+    """MPI's network between ranks of one machine, which needs no simulated hosts."""
+    ended = call(
+        *(mpi_python, "-m", "ringdl", "run", "-n", "3", str(JOBS / "flooded.py")),
+        MPIR_CVAR_NOLOCAL="1",
+        UCX_TLS="tcp,self",
+        OMPI_MCA_pml="ob1",
+        OMPI_MCA_btl="tcp,self",
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("none was lost") == 3
+
+
+@pytest.mark.usefixtures("cluster")
+def test_hosts_are_made_once() -> None:
+    again = call(*HOSTS, "up")
+    assert again.returncode == 2
+    assert again.stdout.startswith("hosts: there are simulated hosts on this machine already")
+    assert again.stdout.count("\n") == 1
+    assert len(hosts.hosts()) == COUNT
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("layout", [[1, 1, 1, 1], [3, 1]], ids=["1+1+1+1", "3+1"])
+def test_hosts_are_told_apart(mpi_python: str, layout: list[int]) -> None:
+    words = ["--layout", "+".join(map(str, layout)), "--", str(JOBS / "hosts_apart.py")]
+    found = re.findall(r"report: (\{.*?\})", run_on_hosts(mpi_python, *words))
+    reports = sorted((json.loads(text) for text in found), key=lambda report: report["rank"])
+    places = [(host, rank) for host, ranks in enumerate(layout) for rank in range(ranks)]
+    assert len(reports) == len(places), found
+    for report, (host, local_rank) in zip(reports, places, strict=True):
+        assert report["hostname"] == hosts.HOST.format(host)
+        assert report["host"] == [host, len(layout)]
+        assert report["local"] == [local_rank, layout[host]]
+        assert report["messages"] == 48  # 6 steps, each of 256 KiB in segments of 32
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("layout", "modules", "least"),
+    [("1+1+1+1", ["collectives", "mismatches"], 14), ("3+1", ["mismatches"], 7)],
+    ids=["1+1+1+1", "3+1"],
+)
+def test_checks_hold_on_hosts(
+    mpi_python: str, layout: str, modules: list[str], least: int, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    checks = [*modules, "--quick", f"--json={report}"]
+    run_on_hosts(mpi_python, "--layout", layout, "--", "-m", "tests.ranks", *checks)
+    assert len(json.loads(report.read_text())["seconds"]) >= least
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cut_link_stalls_and_a_mended_one_goes_on(mpi_python: str, tmp_path: Path) -> None:
+    def told(event: str) -> list[Path]:
+        return sorted(tmp_path.glob(f"[0-{COUNT - 1}].{event}"))
+
+    job = subprocess.Popen(
+        [*HOSTS, "run", "--mpi", mpi_python, "--", str(JOBS / "link_cut.py"), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: len(told("ready")) == COUNT, "the ranks do not come")
+        hosts.set_link(2, "down")
+        (tmp_path / "cut").touch()
+        until(lambda: len(told("stalled")) == COUNT, "the ranks do not stall")
+        hosts.set_link(2, "up")
+        (tmp_path / "mended").touch()
+        assert job.wait(TIMEOUT) == 0
+    finally:
+        job.terminate()
+        job.wait()
+        hosts.set_link(2, "up")
+    assert len(told("done")) == COUNT
+    for rank, path in enumerate(told("stalled")):
+        seconds, _, error = path.read_text().partition(" s: ")
+        assert 3 <= float(seconds) < 10
+        assert f"'over the link' did not end within 3.0 s on rank {rank}" in error
+        missing = "ranks 0, 1 and 3" if rank == 2 else "rank 2"
+        assert f"{missing} did not answer" in error
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_an_interrupted_job_leaves_nothing(
+    mpi_python: str, by: signal.Signals, tmp_path: Path
+) -> None:
+    script = tmp_path / "sleeps.py"
+    script.write_text(
+        "import pathlib, ringdl, sys, time\nringdl.init()\n"
+        "pathlib.Path(sys.argv[1], f'{ringdl.rank()}.here').touch()\ntime.sleep(100)\n"
+    )
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    job = subprocess.Popen(
+        [*HOSTS, "run", "-n", "2", "--mpi", mpi_python, "--", str(script), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+    try:
+        until(lambda: len(list(tmp_path.glob("*.here"))) == 2, "the ranks do not come")
+        if by == signal.SIGINT:
+            os.killpg(job.pid, by)  # as a terminal does
+        else:
+            job.send_signal(by)
+        assert job.wait(TIMEOUT) == 128 + by
+    finally:
+        job.kill()
+        job.wait()
+    for host in hosts.hosts():
+        assert hosts.call("ip", "netns", "pids", host) == ""
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_hosts_that_do_not_exist_are_refused() -> None:
+    assert "there is no host 4: hosts 0 to 3 are up" in call(*HOSTS, "cut", "4").stdout
+    for words, message in (
+        (["--layout", "1+1+1+1+1"], "5 hosts are needed: hosts 0 to 3 are up"),
+        (["--layout", "3+x"], "write the ranks of each host"),
+    ):
+        ended = call(*HOSTS, "run", *words, "--", str(JOBS / "hello.py"))
+        assert ended.returncode == 2
+        assert message in ended.stdout
