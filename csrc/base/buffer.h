@@ -1,11 +1,63 @@
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 
 namespace ringdl {
+
+/// Large blocks that come and go with every collective. They are mapped, and kept for the next of
+/// their size: in the heap they would end up between the gradients that a framework allocates and
+/// frees, whose holes then fit no gradient any more.
+class BlockCache {
+ public:
+  static constexpr size_t kSmallestBytes = 256 << 10;
+  static constexpr size_t kKeptBytes = 8 << 20;
+
+  /// The one of this process, which lives as long as it.
+  static BlockCache& instance() {
+    static auto* const cache = new BlockCache;
+    return *cache;
+  }
+
+  std::byte* take(size_t bytes) {
+    {
+      const std::lock_guard guard(mutex_);
+      if (const auto found = kept_.find(bytes); found != kept_.end()) {
+        std::byte* const data = found->second;
+        kept_.erase(found);
+        kept_bytes_ -= bytes;
+        return data;
+      }
+    }
+    void* const data =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<std::byte*>(data);
+  }
+
+  void give_back(std::byte* data, size_t bytes) {
+    {
+      const std::lock_guard guard(mutex_);
+      if (kept_bytes_ + bytes <= kKeptBytes) {
+        kept_.emplace(bytes, data);
+        kept_bytes_ += bytes;
+        return;
+      }
+    }
+    munmap(data, bytes);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::multimap<size_t, std::byte*> kept_;
+  size_t kept_bytes_ = 0;
+};
 
 /// Memory that begins at a multiple of 64 bytes (a cache line and the widest vector). Owns it.
 class Buffer {
@@ -14,6 +66,10 @@ class Buffer {
   explicit Buffer(size_t bytes) : bytes_(bytes) {
     const size_t rounded = (bytes + 63) / 64 * 64;
     if (rounded == 0) return;
+    if (rounded >= BlockCache::kSmallestBytes) {
+      data_ = {BlockCache::instance().take(rounded), Free{rounded}};
+      return;
+    }
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, rounded)));
     if (!data_) throw std::bad_alloc();
   }
@@ -24,7 +80,16 @@ class Buffer {
 
  private:
   struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
+    Free() : mapped_bytes(0) {}
+    explicit Free(size_t bytes) : mapped_bytes(bytes) {}
+    void operator()(std::byte* data) const {
+      if (mapped_bytes > 0) {
+        BlockCache::instance().give_back(data, mapped_bytes);
+      } else {
+        std::free(data);
+      }
+    }
+    size_t mapped_bytes;  // 0: from the heap
   };
   std::unique_ptr<std::byte, Free> data_;
   size_t bytes_ = 0;

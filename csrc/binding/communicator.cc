@@ -71,7 +71,7 @@ std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Transport> trans
 void bind_communicator(nb::module_& module) {
   nb::class_<Work>(module, "Work")
       .def_prop_ro("ended", &Work::ended)
-      .def_prop_ro("label", [](const Work& work) { return work.label; })
+      .def_prop_ro("label", [](const Work& work) { return work.label(); })
       .def("take_gathered", &take_gathered);
 
   nb::class_<Group>(module, "Group")

@@ -89,7 +89,7 @@ void Engine::remove_bucket(int64_t number) {
   const std::shared_ptr<Work> running = bucket.running;
   buckets_.erase(found);
   if (running && !running->ended()) {
-    fail_everywhere(*running, running->label + " was dropped on rank " + std::to_string(rank_) +
+    fail_everywhere(*running, running->label() + " was dropped on rank " + std::to_string(rank_) +
                                   " while in flight; keep the buckets until wait() has returned");
   }
 }

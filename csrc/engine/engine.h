@@ -224,8 +224,8 @@ class Engine final : private Diagnosis::Host {
   int waiters_ = 0;
   bool shutting_down_ = false;
   std::thread::id shuts_down_;
-  std::optional<std::thread::id> submitter_;  // the first thread that did,
-  bool one_submitter_ = true;                 // and whether it is the only one
+  std::vector<std::weak_ptr<const void>> submitters_;  // the lives of the threads that did
+  const void* last_submitter_ = nullptr;               // the last of them
   int64_t works_ended_ = 0;
   int64_t polls_ = 0;
   int64_t wait_ns_ = 0;

@@ -92,7 +92,7 @@ void Engine::compare(Work& work, int from, const Description& theirs) {
     return;
   }
   fail_everywhere(
-      work, "ranks disagree on " + work.label + ": " + differs + ". Pass the same on all ranks");
+      work, "ranks disagree on " + work.label() + ": " + differs + ". Pass the same on all ranks");
 }
 
 // The key is copied: the work ends with the last call.
@@ -164,7 +164,7 @@ void Engine::fail_for_left(const Key& key, int left_rank) {
   if (found == in_flight_.end()) return;
   const std::shared_ptr<Work> work = found->second;
   fail_everywhere(*work, "rank " + std::to_string(left_rank) +
-                             " has shut down without submitting " + work->label +
+                             " has shut down without submitting " + work->label() +
                              ", for which rank " + std::to_string(rank_) +
                              " waits. Have all ranks make the same calls before they end");
 }

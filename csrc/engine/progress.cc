@@ -63,7 +63,8 @@ std::string Engine::dump() const {
   const std::string me = "ringdl: rank " + std::to_string(rank_);
   std::string text = me + ": " + std::to_string(works.size()) + " works in flight\n";
   for (const Work* work : works) {
-    text += me + ": " + work->label + ", " + std::to_string((now - work->begin_ns) / kMillisecond) +
+    text += me + ": " + work->label() + ", " +
+            std::to_string((now - work->begin_ns) / kMillisecond) +
             " ms: " + work->collective->describe() + "\n";
   }
   return text;

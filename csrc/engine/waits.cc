@@ -39,7 +39,7 @@ class Engine::Watch {
     watched_.reset();
     if (work == nullptr) return;
     watched_ = work->key;
-    engine_.diagnosis_->wait_begins(work->key, work->label, work->group, now);
+    engine_.diagnosis_->wait_begins(work->key, work->label(), work->group, now);
   }
 
   void ask_all(const Work& work, int64_t now) {
@@ -103,7 +103,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
       if (now >= ask_at) watch.ask_all(*work, now);
       if (now < deadline || work->ended()) return;
       throw StallError(
-          work->label + " did not end within " + seconds_text(timeout_ns) + " on rank " +
+          work->label() + " did not end within " + seconds_text(timeout_ns) + " on rank " +
           std::to_string(rank_) + ": " + watch.answers(now) + " (" + work->collective->describe() +
           "). It stays in flight: do not call again but wait for the same work, or end the job");
     };

@@ -44,9 +44,9 @@ std::string Watchdog::look(const Works& works, int64_t now) {
       alarm_ = true;
     } else if (watched.question != 0 && now - watched.ask_at_ns >= kAnswerNs) {
       if (diagnosis_.first_submitted(watched.question) == rank_) {
-        text += "ringdl: " + work->label + " is in flight since " + std::to_string(age / kSecond) +
-                " s: " + diagnosis_.answers(watched.question, now) + " (" +
-                work->collective->describe() + " on rank " + std::to_string(rank_) + ")\n";
+        text += "ringdl: " + work->label() + " is in flight since " +
+                std::to_string(age / kSecond) + " s: " + diagnosis_.answers(watched.question, now) +
+                " (" + work->collective->describe() + " on rank " + std::to_string(rank_) + ")\n";
       }
       diagnosis_.forget(std::exchange(watched.question, 0));
       watched.ask_at_ns = now + age;

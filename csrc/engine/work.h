@@ -17,11 +17,11 @@ class Work {
   enum class State : uint8_t { kPrepared, kRunning, kDone, kFailed };
 
   Work(uint64_t number, Key work_key, const Description& work_description, SharedGroup work_group)
-      : id(number),
-        key(work_key),
-        description(work_description),
-        group(std::move(work_group)),
-        label(label_of(work_key, work_description, *group)) {}
+      : id(number), key(work_key), description(work_description), group(std::move(work_group)) {}
+
+  /// What messages call it. It is not kept: a framework's memory fragments by what small things are
+  /// allocated between its gradients and stay.
+  std::string label() const { return label_of(key, description, *group); }
 
   /// Whether it has ended, well or not. Any thread, without the lock.
   bool ended() const {
@@ -33,7 +33,6 @@ class Work {
   const Key key;
   const Description description;
   const SharedGroup group;
-  const std::string label;
   int64_t begin_ns = 0;  // when it was submitted
   std::atomic<State> state = State::kRunning;
   std::string failure;  // of kFailed: what MismatchError says

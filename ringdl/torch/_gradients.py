@@ -18,6 +18,10 @@ launches nothing early; one that turns up later is refused once with a UsageErro
 in inner backwards (the whole model is checkpointed), autograd offers no callback at the outermost
 end: gradients are then averaged in ``step()``.
 
+Sparse gradients are summed apart, at the end of the round (see ``_sparse``). Which parameters have
+them is learnt from the note in the buckets (see ``_fused``): in the round in which one turns up,
+its parameter leaves the buckets on all ranks, and the others get new ones.
+
 Sharp bits: the view is reused, so a tensor kept from ``parameter.grad`` changes in the next
 backward; the gradient of ``backward(create_graph=True)`` is detached (``torch.autograd.grad`` for
 second derivatives); hooks on a parameter that change its gradient must be registered before

@@ -258,8 +258,8 @@ void long_names_are_cut_between_characters() {
     run_engines(2, {}, {}, [&](const Shared& engine) {
       float data[2] = {1, 1};
       const auto work = engine->submit(sum_of(1 + engine->rank(), name), data);
-      CHECK(is_whole(work->label));
-      CHECK(work->label.size() > 90);
+      CHECK(is_whole(work->label()));
+      CHECK(work->label().size() > 90);
       CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, "shape");
       CHECK(is_whole(work->failure));
     });

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import pickle
 import subprocess
 import sys
@@ -131,6 +132,58 @@ def test_a_copied_or_pickled_optimizer_is_bare() -> None:
         )
 
 
+def test_copies_do_not_alias_the_buckets() -> None:
+    """Copied parameters have no gradients, as in torch; copied gradients own their memory."""
+    model, optimizer = make()
+    hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    backward(model)
+    addresses = {parameter.grad.data_ptr() for parameter in model.parameters()}
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+        *(torch.nn.ParameterList(group["params"]) for group in copied_groups(optimizer)),
+    ):
+        assert all(parameter.grad is None for parameter in other.parameters())
+        others = torch.optim.SGD(other.parameters(), lr=0.1)
+        other.requires_grad_()
+        sum(parameter.sum() for parameter in other.parameters()).backward()
+        hvd.DistributedOptimizer(others)
+        own = {parameter.grad.data_ptr() for parameter in other.parameters()}
+        assert not own & addresses
+    gradient = model[0].weight.grad
+    for other in (copy.deepcopy(gradient), pickle.loads(pickle.dumps(gradient))):
+        assert torch.equal(other, gradient)
+        assert other.untyped_storage().nbytes() == gradient.nbytes
+        other.zero_()
+        assert gradient.count_nonzero() > 0
+
+
+def copied_groups(optimizer: torch.optim.Optimizer) -> list[dict]:
+    return (
+        copy.deepcopy(optimizer).param_groups + pickle.loads(pickle.dumps(optimizer)).param_groups
+    )
+
+
+def test_a_model_and_its_optimizer_are_copied_together() -> None:
+    """The pair goes on training by itself, and leaves the wrapped one alone."""
+    model, optimizer = make()
+    hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    backward(model)
+    optimizer.step()
+    before = copy.deepcopy(model.state_dict())
+    other, others = copy.deepcopy((model, optimizer))
+    backward(other, 1)
+    others.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert not torch.equal(value, other.state_dict()[name])
+    hvd.DistributedOptimizer(others, other.named_parameters())
+
+
 def test_hooks_go_with_the_optimizer() -> None:
     model, optimizer = make()
     hvd.DistributedOptimizer(optimizer, model.named_parameters())
@@ -187,7 +240,12 @@ def test_arguments() -> None:
     model.requires_grad_(False)
     refused("nothing to average", optimizer)
     complex_parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    refused("complex64", torch.optim.SGD([complex_parameter]))
+    refused(
+        r"'group0.0' is complex \(torch.complex64\).*view_as_complex",
+        torch.optim.SGD([complex_parameter]),
+    )
+    integers = torch.zeros(2, dtype=torch.int32)
+    refused("nothing to average", torch.optim.SGD([integers]))
 
 
 def test_parameters_added_later() -> None:
