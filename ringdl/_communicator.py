@@ -14,6 +14,7 @@ from ringdl._settings import Settings
 
 if TYPE_CHECKING:
     from ringdl import _engine
+    from ringdl._arrays import Operand
 
 
 class Shared:
@@ -176,7 +177,7 @@ class Communicator(Reductions, Objects):
         settings = Settings(timeout=self._timeout)
         return Communicator(self._engine, settings=settings, shared=self._shared, group=group)
 
-    def _reduce_by_mpi(self, array: Any, op: Reduction) -> None:
+    def _reduce_by_mpi(self, operand: Operand, op: Reduction) -> None:
         from ringdl import _mpi
 
         if self._mpi is None:
@@ -185,7 +186,7 @@ class Communicator(Reductions, Objects):
             self._mpi = _mpi.own_communicator(
                 self._shared.mpi, None if self._group is None else self._group.ranks
             )
-        _mpi.allreduce(self._mpi, array, op)
+        _mpi.allreduce(self._mpi, operand, op)
 
     def __repr__(self) -> str:
         return f"<ringdl.Communicator rank {self.rank} of {self.size}>"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringdl import _engine
+from ringdl._arrays import Operand
 from ringdl._cores import read_cores
 from ringdl._engine import Reduction
 from ringdl._errors import UsageError
@@ -163,12 +164,12 @@ def own_communicator(comm: Any, ranks: list[int] | None) -> Any:
     return own
 
 
-def allreduce(comm: Any, array: Any, op: Reduction) -> None:
+def allreduce(comm: Any, operand: Operand, op: Reduction) -> None:
     """MPI's Allreduce, in place. Collective, in the same order on all ranks.
 
     Args:
         comm: from `own_communicator`.
-        array: contiguous NumPy array or torch CPU tensor, of a dtype that MPI has.
+        operand: a contiguous array, of a dtype that MPI has.
         op: the average divides after the sum.
 
     Raises:
@@ -176,7 +177,6 @@ def allreduce(comm: Any, array: Any, op: Reduction) -> None:
     """
     from mpi4py import MPI
 
-    flat = array.numpy().reshape(-1) if hasattr(array, "numpy") else array.reshape(-1)
     types = {
         "float64": MPI.DOUBLE,
         "float32": MPI.FLOAT,
@@ -186,11 +186,13 @@ def allreduce(comm: Any, array: Any, op: Reduction) -> None:
         "int8": MPI.INT8_T,
         "uint8": MPI.UINT8_T,
     }
-    if flat.dtype.name not in types:
+    dtype = str(operand.given.dtype).removeprefix("torch.")
+    if dtype not in types:
         raise UsageError(
-            f"MPI has no allreduce of {flat.dtype.name}; take one of {', '.join(types)}, or "
-            "another algorithm"
+            f"MPI has no allreduce of {dtype}; take one of {', '.join(types)}, or another algorithm"
         )
+    array = operand.array
+    flat = (array.numpy() if hasattr(array, "numpy") else array).reshape(-1)
     ops = {
         Reduction.Sum: MPI.SUM,
         Reduction.Average: MPI.SUM,
@@ -200,7 +202,7 @@ def allreduce(comm: Any, array: Any, op: Reduction) -> None:
     }
     for begin in range(0, flat.size, _MPI_COUNT):
         part = flat[begin : begin + _MPI_COUNT]
-        comm.Allreduce(MPI.IN_PLACE, [part, types[flat.dtype.name]], op=ops[op])
+        comm.Allreduce(MPI.IN_PLACE, [part, types[dtype]], op=ops[op])
     if op == Reduction.Average and flat.dtype.kind == "f":
         flat /= comm.Get_size()
     elif op == Reduction.Average:

@@ -258,10 +258,10 @@ class Reductions(Base):
             raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
         operand = _arrays.operand(x, written=True)
         self._reduce(operand, op, name, "mpi", is_async=False).wait(timeout)  # all have come
-        self._reduce_by_mpi(operand.array, op)
+        self._reduce_by_mpi(operand, op)
         return operand.write_back()
 
-    def _reduce_by_mpi(self, array: Any, op: Reduction) -> None:
+    def _reduce_by_mpi(self, operand: _arrays.Operand, op: Reduction) -> None:
         raise NotImplementedError
 
 
