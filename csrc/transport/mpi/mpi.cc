@@ -232,8 +232,8 @@ class MpiTransport final : public Transport {
   int size_ = 0;
   SlotTable<Slot> slots_;
   std::deque<Unmatched> unmatched_;  // in the order in which they were posted
-  std::vector<Handle> requests_;  // those in flight, without holes
-  std::vector<Ticket> tickets_;   // theirs
+  std::vector<Handle> requests_;     // those in flight, without holes
+  std::vector<Ticket> tickets_;      // theirs
   std::vector<int> indices_;
   std::vector<Status> statuses_;
   std::deque<Ticket> ending_;

@@ -1,0 +1,56 @@
+"""What a job says of itself while it waits: the watchdog, RINGDL_DEBUG, and SIGUSR1."""
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+from tests.test_jobs import JOBS, TIMEOUT, run_job
+
+LATE = (
+    r"ringdl: allreduce 'late' is in flight since \d+ s: rank 1 has not come \(ring allreduce: "
+    r".* on rank 0\)"
+)
+EARLIER = r"ringdl: allreduce 'earlier' is in flight since \d+ s: rank 1 has not come"
+HOLDS = (r"ringdl: rank {}: 2 works in flight", r"ringdl: rank {}: allreduce 'late', \d+ ms: ring")
+
+
+def errors_of(python: str, folder: Path, *expected: str, how: str = "", **settings: str) -> str:
+    """Run a job whose rank 1 comes when all of this has been said; all that was."""
+
+    def wait(job: subprocess.Popen[bytes], output: Path) -> None:
+        errors = output.with_name("errors")
+        deadline = time.monotonic() + TIMEOUT / 2
+        while time.monotonic() < deadline and job.poll() is None:
+            text = errors.read_text(errors="replace")
+            if all(re.search(pattern, text) for pattern in expected):
+                break
+            time.sleep(0.05)
+        (folder / "told").touch()
+
+    command = [python, "-m", "ringdl", "run", "-n", "3", str(JOBS / "watched.py"), str(folder), how]
+    ended = run_job(command, folder, during=wait, **settings)
+    assert ended.code == 0, ended.text
+    assert ended.output.count("all is well") == 3, ended.text
+    for pattern in expected:
+        assert re.search(pattern, ended.errors), f"{pattern} in {ended.text}"
+    return ended.errors
+
+
+def test_the_watchdog_names_who_has_not_come(mpi_python: str, tmp_path: Path) -> None:
+    errors = errors_of(mpi_python, tmp_path, LATE, EARLIER, RINGDL_WATCHDOG="1")
+    assert "works in flight" not in errors
+    assert not re.search(r"is in flight .* on rank [12]\)", errors), "one rank tells, the lowest"
+
+
+def test_ranks_that_wait_dump_their_works(mpi_python: str, tmp_path: Path) -> None:
+    expected = [pattern.format(rank) for pattern in HOLDS for rank in (0, 2)]
+    errors = errors_of(mpi_python, tmp_path, LATE, *expected, RINGDL_WATCHDOG="1", RINGDL_DEBUG="1")
+    assert "ringdl: rank 1:" not in errors
+
+
+def test_a_signal_dumps_one_rank(mpi_python: str, tmp_path: Path) -> None:
+    expected = [pattern.format(0) for pattern in HOLDS]
+    errors = errors_of(mpi_python, tmp_path, *expected, how="signal", RINGDL_WATCHDOG="0")
+    assert "ringdl: rank 2:" not in errors
+    assert "is in flight" not in errors
