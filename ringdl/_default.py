@@ -69,7 +69,8 @@ def _init_over_mpi(launcher: Launcher | None, comm: Any, settings: Settings) -> 
     communicator._timeout = agreed.timeout
     engine.set_segment_bytes(agreed.segment_bytes or default_segment_bytes(communicator.host_count))
     engine.set_watchdog(agreed.watchdog, agreed.debug)
-    _engine.dump_on_signal(signal.SIGUSR1)
+    if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):  # the script has no use for it
+        _engine.dump_on_signal(signal.SIGUSR1)
     if communicator.size > 1 and not _hooked:
         _hooked = True
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())

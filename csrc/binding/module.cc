@@ -37,11 +37,21 @@ void bind_errors() {
   });
 }
 
-// Leaves a handler alone that somebody has set.
+void (*handler_before)(int) = nullptr;
+
+void request_dumps_and_go_on(int signal) {
+  request_dumps();
+  if (handler_before != nullptr) handler_before(signal);
+}
+
+// A handler that was set before, as MPICH sets one, is called as well.
 void dump_on_signal(int signal) {
+  struct sigaction before{};
+  if (sigaction(signal, nullptr, &before) != 0 || (before.sa_flags & SA_SIGINFO) != 0) return;
+  if (before.sa_handler == SIG_IGN || before.sa_handler == request_dumps_and_go_on) return;
+  handler_before = before.sa_handler == SIG_DFL ? nullptr : before.sa_handler;
   struct sigaction action{};
-  if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
-  action.sa_handler = [](int) { request_dumps(); };
+  action.sa_handler = request_dumps_and_go_on;
   action.sa_flags = SA_RESTART;
   sigaction(signal, &action, nullptr);
 }
