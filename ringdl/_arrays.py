@@ -75,7 +75,7 @@ def operand(x: Any, *, written: bool) -> Operand:
             )
         if x.layout != sys.modules["torch"].strided:
             raise UsageError(f"the tensor has layout {x.layout}; pass a dense one (.to_dense())")
-        return Operand(x, x.detach().contiguous(), None)
+        return Operand(x, x.detach().resolve_neg().contiguous(), None)
     raise UsageError(
         f"expected a NumPy array or a torch tensor, not {type(x).__name__}; "
         "wrap numbers and lists with numpy.asarray"
@@ -100,7 +100,7 @@ def gathered(like: Any, rows: int, data: np.ndarray) -> Any:
 
     Where rows are empty, `data` is not looked at.
     """
-    if row_bytes(like) == 0 or data.size == 0:
+    if row_bytes(like) * rows == 0:
         return empty_like(like, rows)
     shape = (rows, *like.shape[1:])
     if _is_tensor(like):
@@ -123,10 +123,19 @@ def row_bytes(x: Any) -> int:
 
 
 def dtype_of(operand: Operand) -> DType:
-    """What the elements are."""
+    """What the elements are.
+
+    Raises:
+        UsageError: there is no such dtype here.
+    """
     if operand.dtype is not None:
         return operand.dtype
-    return DType[str(operand.array.dtype).removeprefix("torch.")]
+    name = str(operand.array.dtype).removeprefix("torch.")
+    if name not in DType.__members__:
+        raise UsageError(
+            f"arrays of dtype {name} are not supported; use one of {', '.join(DType.__members__)}"
+        )
+    return DType[name]
 
 
 def _share_memory(a: Any, b: Any) -> bool:

@@ -115,7 +115,7 @@ class Buckets:
         Raises:
             StallError: some rank has not come in time. The round goes on: wait again.
         """
-        return self._buckets.wait(self._timeout if timeout is None else timeout)
+        return self._buckets.wait(self._timeout if timeout is None else timeout, timeout is None)
 
 
 def _normalized(spec: Sequence[Any]) -> _Spec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ringdl._engine import Reduction
@@ -11,6 +12,7 @@ from ringdl._errors import UsageError
 from ringdl._objects import Objects
 from ringdl._reductions import Reductions
 from ringdl._settings import Settings
+from ringdl._work import one_of_several_steps
 
 if TYPE_CHECKING:
     from ringdl import _engine
@@ -95,8 +97,10 @@ class Communicator(Reductions, Objects):
         """
         import numpy as np
 
+        color, key = color if color is None else index(color), index(key)
         mine = np.array([[color is not None, color or 0, key]], np.int64)
-        others = self.allgather(mine, name="ringdl.split").tolist()
+        with one_of_several_steps():
+            others = self.allgather(mine, name="ringdl.split").tolist()
         number = self._count("split")
         if color is None:
             return None
@@ -119,7 +123,7 @@ class Communicator(Reductions, Objects):
         Raises:
             UsageError: a rank that does not exist, or occurs twice, or no ranks at all.
         """
-        listed = [int(rank) for rank in ranks]
+        listed = [index(rank) for rank in ranks]
         if not listed:
             raise UsageError("group: a group holds at least one rank")
         for rank, count in Counter(listed).items():

@@ -48,6 +48,11 @@ class CustomOp:
             )
         key = (self.digest, dtype)
         if key not in _kernels:
+            if _digest(self._function, self.name) != self.digest:
+                raise UsageError(
+                    f"custom_op {self.name!r} refers to values that have changed since it was "
+                    "made; make another one with custom_op after the change"
+                )
             _kernels[key] = _compile(self._function, self.name, dtype)
         return int(_kernels[key].address)
 
@@ -68,10 +73,11 @@ def custom_op(fn: Function, name: str | None = None) -> CustomOp:
 
     The function is compiled by Numba (``pip install 'ringdl[numba]'``) for each dtype at its first
     use, and runs without the GIL. So it takes what Numba compiles: numbers and the functions of
-    math and NumPy. Values outside of it that it refers to are those of the moment when it is
-    compiled. Division by zero gives inf or nan, as in NumPy. Its result is converted to the array's
-    dtype. An exception cannot leave it: functions with ``raise`` or ``assert`` are refused, and one
-    that comes from elsewhere is printed and leaves elements as they were.
+    math and NumPy. Values outside of it that it refers to are those of the moment when it is made;
+    they must not change before its first use. Division by zero gives inf or nan, as in NumPy. Its
+    result is converted to the array's dtype. An exception cannot leave it: functions with ``raise``
+    or ``assert`` are refused, and one that comes from elsewhere is printed and leaves elements as
+    they were.
 
     All ranks must pass the same operation, under the same Python version: where the name, the
     bytecode or a value that it refers to differs, all ranks raise MismatchError.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ringdl import _engine
 from ringdl._communicator import Communicator, Shared
-from ringdl._errors import UsageError
+from ringdl._errors import Error, UsageError
 from ringdl._launch import Launcher, detect
 from ringdl._settings import Settings, default_segment_bytes, read_settings
 
@@ -69,6 +69,7 @@ def _init_over_mpi(launcher: Launcher | None, comm: Any, settings: Settings) -> 
     communicator._timeout = agreed.timeout
     engine.set_segment_bytes(agreed.segment_bytes or default_segment_bytes(communicator.host_count))
     engine.set_watchdog(agreed.watchdog, agreed.debug)
+    engine.forget_submitters()
     if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):  # the script has no use for it
         _engine.dump_on_signal(signal.SIGUSR1)
     if communicator.size > 1 and not _hooked:
@@ -102,8 +103,12 @@ def shutdown() -> None:
     """
     global _default
     if _default is not None:
-        communicator, _default = _default, None
-        communicator.shutdown()
+        try:
+            _default.shutdown()
+        except Error:
+            _default = None
+            raise
+        _default = None  # an interrupted shutdown may be repeated
 
 
 def is_initialized() -> bool:

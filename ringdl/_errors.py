@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ringdl._work import Work
+    from ringdl._work import GroupedWork, Work
 
 
 class Error(RuntimeError):
@@ -27,10 +27,12 @@ class StallError(Error):
     error ends the job.
 
     Attributes:
-        work: the `Work` that is still in flight; None for `Buckets.wait`, which is called again.
+        work: the `Work` or `GroupedWork` that is still in flight. None for `Buckets.wait`, which is
+            called again, and for calls that make several collectives (of objects, ``split``,
+            ``algorithm="mpi"``, ``broadcast_parameters``): these cannot be taken up again.
     """
 
-    work: Work | None = None
+    work: Work | GroupedWork | None = None
 
 
 class UsageError(Error, ValueError):

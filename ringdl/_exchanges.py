@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ringdl import _arrays
@@ -254,7 +255,7 @@ class Exchanges(Base):
                 f"alltoall without splits gives all ranks the same number of rows, but "
                 f"{x.shape[0]} rows are not divisible by {self.size} ranks; pass splits"
             )
-        dealt = [x.shape[0] // self.size] * self.size if splits is None else [*map(int, splits)]
+        dealt = [x.shape[0] // self.size] * self.size if splits is None else [*map(index, splits)]
 
         def finish(work: _engine.Work) -> Any:
             rows, counts = _rows_of(x, work)
@@ -295,7 +296,7 @@ class Exchanges(Base):
             name,
             lambda work: _rows_of(x, work)[0],
             root=root,
-            splits=[*map(int, splits)] if self.rank == root else [],
+            splits=[*map(index, splits)] if self.rank == root else [],
             is_async=is_async,
         )
 

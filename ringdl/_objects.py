@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringdl._exchanges import Exchanges
+from ringdl._work import one_of_several_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,10 +33,11 @@ class Objects(Exchanges):
         import numpy as np
 
         payload = _pickled(obj) if self.rank == root else np.empty(0, np.uint8)
-        length = self.broadcast_(np.array([len(payload)]), root, name, timeout)
-        if self.rank != root:
-            payload = np.empty(int(length[0]), np.uint8)
-        self.broadcast_(payload, root, name, timeout)
+        with one_of_several_steps():
+            length = self.broadcast_(np.array([len(payload)]), root, name, timeout)
+            if self.rank != root:
+                payload = np.empty(int(length[0]), np.uint8)
+            self.broadcast_(payload, root, name, timeout)
         return obj if self.rank == root else pickle.loads(payload.tobytes())
 
     def allgather_object(
@@ -56,8 +58,9 @@ class Objects(Exchanges):
         import numpy as np
 
         payload = _pickled(obj)
-        lengths = self.allgather(np.array([len(payload)]), name, timeout)
-        data = self.allgather(payload, name, timeout)
+        with one_of_several_steps():
+            lengths = self.allgather(np.array([len(payload)]), name, timeout)
+            data = self.allgather(payload, name, timeout)
         ends = np.cumsum(lengths)
         return [
             pickle.loads(data[end - length : end])

@@ -9,7 +9,7 @@ from ringdl import _arrays, _fusion
 from ringdl._base import Base
 from ringdl._engine import Algorithm, Kind, Reduction
 from ringdl._errors import UsageError
-from ringdl._work import GroupedWork, Work
+from ringdl._work import GroupedWork, Work, one_of_several_steps
 
 if TYPE_CHECKING:
     from ringdl._custom_op import CustomOp
@@ -150,6 +150,9 @@ class Reductions(Base):
             UsageError: one of them cannot be reduced; nothing has been submitted then.
         """
         operands = [_arrays.operand(x, written=True) for x in xs]
+        for operand in operands:
+            _arrays.dtype_of(operand)
+            _operation(op, operand)
         parts = _fusion.fuse(operands)
         works = []
         for number, (operand, _) in enumerate(parts):
@@ -257,7 +260,8 @@ class Reductions(Base):
         if not isinstance(op, Reduction):
             raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
         operand = _arrays.operand(x, written=True)
-        self._reduce(operand, op, name, "mpi", is_async=False).wait(timeout)  # all have come
+        with one_of_several_steps():
+            self._reduce(operand, op, name, "mpi", is_async=False).wait(timeout)  # all have come
         self._reduce_by_mpi(operand, op)
         return operand.write_back()
 
@@ -274,7 +278,11 @@ def _algorithm(name: str) -> Algorithm:
 
 
 def _operation(op: Reduction | CustomOp, operand: _arrays.Operand) -> dict[str, Any]:
-    """How the engine is told of a reduction."""
+    """How the engine is told of a reduction.
+
+    Raises:
+        UsageError: it is none, or none of such elements.
+    """
     if isinstance(op, Reduction):
         return {"reduction": op}
     if not hasattr(op, "operation"):

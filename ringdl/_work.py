@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from ringdl._errors import StallError
@@ -18,7 +20,7 @@ class Work:
     must be neither read nor written.
     """
 
-    __slots__ = ("_engine", "_finish", "_finished", "_result", "_timeout", "_work")
+    __slots__ = ("_engine", "_finish", "_finished", "_lock", "_result", "_timeout", "_work")
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Work:
         self._timeout = timeout
         self._finish = finish
         self._finished = False
+        self._lock = RLock()
         self._result: Any = None
 
     def done(self) -> bool:
@@ -39,7 +42,9 @@ class Work:
         return self._work.ended
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait until the collective has ended, and return its array. May be called again.
+        """Wait until the collective has ended, and return its array.
+
+        May be called again, and by several threads; all get the same array.
 
         Args:
             timeout: seconds; the default is RINGDL_TIMEOUT, or ten minutes.
@@ -50,12 +55,15 @@ class Work:
         """
         if not self._finished:
             try:
-                self._engine.wait(self._work, self._timeout if timeout is None else timeout)
+                seconds = self._timeout if timeout is None else timeout
+                self._engine.wait(self._work, seconds, timeout is None)
             except StallError as error:
                 error.work = self
                 raise
-            self._result = self._finish()
-            self._finished = True
+            with self._lock:
+                if not self._finished:
+                    self._result = self._finish()
+                    self._finished = True
         return self._result
 
     def __repr__(self) -> str:
@@ -65,12 +73,13 @@ class Work:
 class GroupedWork:
     """Several collectives that are waited for as one: see `Communicator.grouped_allreduce`."""
 
-    __slots__ = ("_finish", "_finished", "_result", "_works")
+    __slots__ = ("_finish", "_finished", "_lock", "_result", "_works")
 
     def __init__(self, works: Sequence[Work], finish: Callable[[], list[Any]]) -> None:
         self._works = works
         self._finish = finish
         self._finished = False
+        self._lock = RLock()
         self._result: list[Any] = []
 
     def done(self) -> bool:
@@ -84,13 +93,29 @@ class GroupedWork:
             timeout: seconds for each of the collectives; see `Work.wait`, also for the errors.
         """
         if not self._finished:
-            for work in self._works:
-                work.wait(timeout)
-            self._result = self._finish()
-            self._finished = True
+            try:
+                for work in self._works:
+                    work.wait(timeout)
+            except StallError as error:
+                error.work = self
+                raise
+            with self._lock:
+                if not self._finished:
+                    self._result = self._finish()
+                    self._finished = True
         return self._result
 
     def __repr__(self) -> str:
         return (
             f"<ringdl.GroupedWork of {len(self._works)}, {'ended' if self.done() else 'in flight'}>"
         )
+
+
+@contextmanager
+def one_of_several_steps() -> Iterator[None]:
+    """Within a call that makes several collectives, whose rest no `wait` would make up for."""
+    try:
+        yield
+    except StallError as error:
+        error.work = None
+        raise

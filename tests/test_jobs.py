@@ -311,7 +311,9 @@ def test_a_late_rank_is_not_called_wrong(python: str, tmp_path: Path) -> None:
     assert ended.output.count("nobody was wrong") == 3, ended.text
 
 
-@pytest.mark.parametrize("arguments", [(), ("late",)], ids=["together", "late"])
+@pytest.mark.parametrize(
+    "arguments", [(), ("late",), ("interrupted",)], ids=["together", "late", "interrupted"]
+)
 def test_shutdown(python: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
     ended = run_ranks(python, 3, "shutdowns.py", *arguments, folder=tmp_path)
     assert ended.code == 0, ended.text

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 
 namespace ringdl {
 
@@ -72,6 +73,14 @@ class Buffer {
     }
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, rounded)));
     if (!data_) throw std::bad_alloc();
+  }
+
+  Buffer(Buffer&& other) noexcept
+      : data_(std::move(other.data_)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    data_ = std::move(other.data_);
+    bytes_ = std::exchange(other.bytes_, 0);
+    return *this;
   }
 
   std::byte* data() { return data_.get(); }

@@ -13,7 +13,8 @@
 #include "base/dtype.h"
 #include "engine/engine.h"
 
-/// What the files of the binding share. Every call into the engine lets go of the GIL.
+/// What the files of the binding share. Every call into the engine that takes its lock lets go of
+/// the GIL: whoever holds the lock may want the GIL, as a custom_op that raises does.
 namespace ringdl::binding {
 
 namespace nb = nanobind;
@@ -58,8 +59,26 @@ struct Communicator {
   std::shared_ptr<Engine> engine;
   std::unordered_map<uint64_t, Held> in_flight;  // by work; touched with the GIL held
 
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator() {
+    if (!engine) return;
+    let_go_of_ended();
+    if (!engine->is_shut_down() && !in_flight.empty()) {  // MPI may still read what it sends
+      new auto(std::move(in_flight));
+    }
+    const nb::gil_scoped_release release;
+    engine.reset();
+  }
+
   void let_go_of_ended() {
-    for (const uint64_t id : engine->take_ended()) in_flight.erase(id);
+    std::vector<uint64_t> ended;
+    {
+      const nb::gil_scoped_release release;
+      ended = engine->take_ended();
+    }
+    for (const uint64_t id : ended) in_flight.erase(id);
   }
 };
 

@@ -24,11 +24,24 @@ std::vector<GradientSpec> gradients_of(const std::vector<Spec>& specs) {
   return gradients;
 }
 
+// Lets go of the GIL for the destructor, too.
+struct Buckets {
+  std::unique_ptr<GradientBuckets> own;
+
+  explicit Buckets(std::unique_ptr<GradientBuckets> buckets) : own(std::move(buckets)) {}
+  Buckets(const Buckets&) = delete;
+  Buckets& operator=(const Buckets&) = delete;
+  ~Buckets() {
+    const nb::gil_scoped_release release;
+    own.reset();
+  }
+};
+
 // A gradient's memory, kept alive by the buckets: as NumPy's array (bfloat16 as uint16), or as
 // something that speaks DLPack.
 template <class Framework>
-nb::ndarray<Framework> view(nb::handle_t<GradientBuckets> self, int index, bool as_bits) {
-  auto& buckets = nb::cast<GradientBuckets&>(self);
+nb::ndarray<Framework> view(nb::handle_t<Buckets> self, int index, bool as_bits) {
+  GradientBuckets& buckets = *nb::cast<Buckets&>(self).own;
   if (index < 0 || index >= static_cast<int>(buckets.gradients().size())) {
     throw UsageError("there is no gradient " + std::to_string(index));
   }
@@ -54,37 +67,43 @@ void bind_buckets(nb::module_& module) {
       },
       nb::arg("specs"), nb::arg("bucket_bytes"), nb::arg("first_bucket_bytes"));
 
-  nb::class_<GradientBuckets>(module, "GradientBuckets")
+  nb::class_<Buckets>(module, "GradientBuckets")
       .def(
           "__init__",
-          [](GradientBuckets* self, const Communicator& communicator,
-             const std::vector<Spec>& specs, int64_t bucket_bytes, int64_t first_bucket_bytes,
-             Reduction reduction, int64_t first_number, const SharedGroup& group) {
+          [](Buckets* self, const Communicator& communicator, const std::vector<Spec>& specs,
+             int64_t bucket_bytes, int64_t first_bucket_bytes, Reduction reduction,
+             int64_t first_number, const SharedGroup& group) {
             std::vector<GradientSpec> gradients = gradients_of(specs);
             BucketPlan plan = plan_buckets(gradients, bucket_bytes, first_bucket_bytes);
             const auto& engine = communicator.engine;
-            new (self) GradientBuckets(engine, std::move(gradients), std::move(plan), reduction,
-                                       first_number, group ? group : engine->group_of_all_ranks());
+            std::unique_ptr<GradientBuckets> buckets;
+            {
+              const nb::gil_scoped_release release;
+              buckets = std::make_unique<GradientBuckets>(
+                  engine, std::move(gradients), std::move(plan), reduction, first_number,
+                  group ? group : engine->group_of_all_ranks());
+            }
+            new (self) Buckets(std::move(buckets));
           },
           nb::arg("communicator"), nb::arg("specs"), nb::arg("bucket_bytes"),
           nb::arg("first_bucket_bytes"), nb::arg("reduction"), nb::arg("first_number"),
           nb::arg("group").none())
-      .def("numpy_view", [](nb::handle_t<GradientBuckets> self,
-                            int index) { return view<nb::numpy>(self, index, true); })
-      .def("dlpack_view", [](nb::handle_t<GradientBuckets> self,
+      .def("numpy_view",
+           [](nb::handle_t<Buckets> self, int index) { return view<nb::numpy>(self, index, true); })
+      .def("dlpack_view", [](nb::handle_t<Buckets> self,
                              int index) { return view<nb::array_api>(self, index, false); })
       .def("ready",
-           [](GradientBuckets& self, int index) {
+           [](Buckets& self, int index) {
              const nb::gil_scoped_release release;
-             self.ready(index);
+             self.own->ready(index);
            })
       .def(
           "wait",
-          [](GradientBuckets& self, double timeout) {
+          [](Buckets& self, double timeout, bool for_good) {
             const nb::gil_scoped_release release;
-            return self.wait(to_ns(timeout), check_signals);
+            return self.own->wait(to_ns(timeout), check_signals, for_good);
           },
-          nb::arg("timeout"));
+          nb::arg("timeout"), nb::arg("for_good"));
 }
 
 }  // namespace ringdl::binding

@@ -119,14 +119,19 @@ void bind_communicator(nb::module_& module) {
            })
       .def(
           "wait",
-          [](Communicator& self, const std::shared_ptr<Work>& work, double timeout) {
+          [](Communicator& self, const std::shared_ptr<Work>& work, double timeout, bool for_good) {
             {
               const nb::gil_scoped_release release;
-              self.engine->wait(work, to_ns(timeout), check_signals);
+              self.engine->wait(work, to_ns(timeout), check_signals, for_good);
             }
             self.let_go_of_ended();
           },
-          nb::arg("work"), nb::arg("timeout"))
+          nb::arg("work"), nb::arg("timeout"), nb::arg("for_good"))
+      .def("forget_submitters",
+           [](Communicator& self) {
+             const nb::gil_scoped_release release;
+             self.engine->forget_submitters();
+           })
       .def("shutdown",
            [](Communicator& self) {
              {
@@ -136,16 +141,26 @@ void bind_communicator(nb::module_& module) {
              self.in_flight.clear();
            })
       .def("set_segment_bytes",
-           [](Communicator& self, size_t bytes) { self.engine->set_segment_bytes(bytes); })
+           [](Communicator& self, size_t bytes) {
+             const nb::gil_scoped_release release;
+             self.engine->set_segment_bytes(bytes);
+           })
       .def("set_may_spin",
-           [](Communicator& self, bool may_spin) { self.engine->set_may_spin(may_spin); })
+           [](Communicator& self, bool may_spin) {
+             const nb::gil_scoped_release release;
+             self.engine->set_may_spin(may_spin);
+           })
       .def(
           "set_watchdog",
           [](Communicator& self, double after, bool dumps) {
+            const nb::gil_scoped_release release;
             self.engine->set_watchdog(to_ns(after), dumps);
           },
           nb::arg("after"), nb::arg("dumps"))
-      .def("stats", [](const Communicator& self) { return self.engine->stats(); });
+      .def("stats", [](const Communicator& self) {
+        const nb::gil_scoped_release release;
+        return self.engine->stats();
+      });
 
   module.def("alone", [] { return make_communicator(std::move(make_loopback(1)[0]), true); });
   module.def(

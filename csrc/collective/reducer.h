@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "reduce/reduce.h"
 
 namespace ringdl {
@@ -24,6 +25,7 @@ class Reducer {
 
   /// into = into ∘ from.
   void combine(std::byte* into, const std::byte* from, size_t bytes) const {
+    const DefaultRounding rounding;
     if (custom_ != nullptr) {
       custom_(into, from, static_cast<int64_t>(bytes / item_bytes_));
     } else {
@@ -36,6 +38,7 @@ class Reducer {
     if (custom_ != nullptr) {
       combine(into, from, bytes);
     } else {
+      const DefaultRounding rounding;
       kernels_.finish(into, from, bytes / item_bytes_, divisor_);
     }
   }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kBlockedNs = kSecond;
 constexpr int64_t kRoundEveryNs = kSecond;
+constexpr int64_t kSilentNs = 5 * kSecond;  // after which a round is given up
 
 // An idle rank looks for questions ten times a second.
 constexpr int64_t kAnswerNs = kSecond / 4;
@@ -44,8 +45,8 @@ Diagnosis::Diagnosis(Host& host, Transport& transport, ControlPlane& control)
       reports_(static_cast<size_t>(size_)) {}
 
 void Diagnosis::wait_begins(const Key& key, const std::string& label, const SharedGroup& group,
-                            int64_t now) {
-  waits_.push_back({key, label, group->ranks});
+                            bool for_good, int64_t now) {
+  waits_.push_back({key, label, group->ranks, for_good});
   ++serial_;
   since_ns_ = now;
 }
@@ -63,7 +64,8 @@ void Diagnosis::look(const Key& key, int64_t now) {
   if (size_ == 1 || now - since_ns_ < kBlockedNs) return;
   const auto wait = std::find_if(waits_.begin(), waits_.end(),
                                  [&](const Wait& candidate) { return candidate.key == key; });
-  if (wait != waits_.end() && !host_.may_submit() && told_serial_ != serial_) {
+  const bool is_blocked = wait != waits_.end() && wait->for_good && !host_.may_submit();
+  if (is_blocked && told_serial_ != serial_) {
     told_serial_ = serial_;
     report(rank_, serial_, *wait);
   }
@@ -71,9 +73,14 @@ void Diagnosis::look(const Key& key, int64_t now) {
 }
 
 void Diagnosis::look_for_the_stuck(int64_t now) {
+  if (!round_.empty() && now - round_begin_ns_ >= kSilentNs) {  // not for a silent rank's sake
+    for (const uint32_t number : std::exchange(round_, {})) forget(number);
+    is_round_wanted_ = true;
+  }
   if (!is_round_wanted_ || !round_.empty() || now < next_round_ns_) return;
   is_round_wanted_ = false;
   next_round_ns_ = now + kRoundEveryNs;
+  round_begin_ns_ = now;
   begin_round(now);
 }
 
@@ -105,7 +112,7 @@ void Diagnosis::report(int rank, uint64_t serial, const Wait& wait) {
 void Diagnosis::on_blocked(const ControlMessage& message) {
   report(message.from, message.head.value,
          {message.head.key, message.description.name,
-          from_bits(message.payload, message.head.payload_bytes, size_)});
+          from_bits(message.payload, message.head.payload_bytes, size_), true});
 }
 
 uint32_t Diagnosis::ask_all(const Key& key, const SharedGroup& group, int64_t now) {

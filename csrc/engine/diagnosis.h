@@ -42,8 +42,9 @@ class Diagnosis {
   Diagnosis(Host& host, Transport& transport, ControlPlane& control);
 
   /// A thread of this rank begins or ends a wait.
+  /// @param for_good  whether it will submit nothing before the work has ended
   void wait_begins(const Key& key, const std::string& label, const SharedGroup& group,
-                   int64_t now_ns);
+                   bool for_good, int64_t now_ns);
   void wait_ends(const Key& key);
 
   /// Called now and then by a thread that waits for the key.
@@ -69,6 +70,7 @@ class Diagnosis {
     Key key;
     std::string label;
     std::vector<int> ranks;  // that take part
+    bool for_good = true;
   };
   struct Report {
     uint64_t serial = 0;  // 0: not blocked as far as known
@@ -106,6 +108,7 @@ class Diagnosis {
 
   std::vector<Report> reports_;  // on rank 0, by rank
   std::vector<uint32_t> round_;  // the questions of the running round
+  int64_t round_begin_ns_ = 0;
   bool is_round_wanted_ = false;
 
   uint32_t next_question_ = 1;

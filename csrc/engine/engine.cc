@@ -17,12 +17,6 @@ constexpr int64_t kMaxInlineWorks = 1024;
 
 std::atomic<bool> forked = false;
 
-// Something that lives as long as the calling thread.
-const std::shared_ptr<const void>& life_of_thread() {
-  static thread_local const std::shared_ptr<const void> life = std::make_shared<char>();
-  return life;
-}
-
 }  // namespace
 
 std::shared_ptr<Engine> make_engine(std::unique_ptr<Transport> transport, EngineOptions options) {
@@ -75,6 +69,8 @@ void Engine::give_up() noexcept try {
     if (drain->receive) transport_->withdraw(*drain->receive);
   }
   control_->close();
+  keep_for_good(std::exchange(leaving_, {}));
+  if (!control_->idle()) control_.release();  // NOLINT: MPI may still read what it sends
 } catch (...) {  // the transport is broken: there is nothing left to withdraw from
 }
 
@@ -117,23 +113,24 @@ void Engine::refuse_closed() const {
 }
 
 void Engine::note_submitter() {
-  if (shutting_down_) throw UsageError("ringdl is shutting down; call ringdl.init() first");
-  const std::shared_ptr<const void>& life = life_of_thread();
-  if (last_submitter_ == life.get()) return;
-  std::erase_if(submitters_, [](const auto& other) { return other.expired(); });
-  const auto is_caller = [&](const auto& other) { return other.lock() == life; };
-  if (std::none_of(submitters_.begin(), submitters_.end(), is_caller)) submitters_.push_back(life);
-  last_submitter_ = life.get();
+  if (shutting_down_ || left_[static_cast<size_t>(rank_)]) {
+    throw UsageError("ringdl is shutting down; call ringdl.init() first");
+  }
+  const std::thread::id caller = std::this_thread::get_id();
+  if (!submitter_) submitter_ = caller;
+  if (*submitter_ != caller) one_submitter_ = false;
 }
 
-// In shutdown() nobody may; else, of the threads that have submitted anything, whoever waits is the
-// only one that still lives.
+void Engine::forget_submitters() {
+  Lock lock = lock_for_call();
+  submitter_.reset();
+  one_submitter_ = true;
+}
+
+// In shutdown() nobody may; else whoever waits is the only one that has submitted anything so far.
 bool Engine::may_submit() const {
-  if (shutting_down_) return false;
-  return !std::all_of(submitters_.begin(), submitters_.end(), [](const auto& other) {
-    const auto life = other.lock();
-    return life == nullptr || life == life_of_thread();
-  });
+  const bool is_only_one = one_submitter_ && submitter_ == std::this_thread::get_id();
+  return !is_only_one && !shutting_down_;
 }
 
 ChannelContext Engine::context(const SharedGroup& group) {

@@ -72,9 +72,15 @@ class Engine final : private Diagnosis::Host {
   /// Waits until the work has ended.
   /// @param timeout_ns  StallError after that; the work stays in flight and can be waited for again
   /// @param interrupted  called every 100 ms without the lock; may throw
+  /// @param for_good  whether the diagnosis may count on the calling thread not to submit anything
+  /// before the work has ended: not so if it goes on to other things after the timeout
   /// @throws MismatchError, StallError
   void wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
-            const std::function<void()>& interrupted = {});
+            const std::function<void()>& interrupted = {}, bool for_good = true);
+
+  /// Has the diagnosis forget which threads have submitted something: for init(), whose caller need
+  /// not be the thread that works.
+  void forget_submitters();
 
   /// All ranks, as a group.
   const SharedGroup& group_of_all_ranks() const { return all_; }
@@ -224,8 +230,8 @@ class Engine final : private Diagnosis::Host {
   int waiters_ = 0;
   bool shutting_down_ = false;
   std::thread::id shuts_down_;
-  std::vector<std::weak_ptr<const void>> submitters_;  // the lives of the threads that did
-  const void* last_submitter_ = nullptr;               // the last of them
+  std::optional<std::thread::id> submitter_;  // the first thread that did,
+  bool one_submitter_ = true;                 // and whether it is the only one
   int64_t works_ended_ = 0;
   int64_t polls_ = 0;
   int64_t wait_ns_ = 0;

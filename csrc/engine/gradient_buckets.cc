@@ -97,7 +97,7 @@ void GradientBuckets::ready(int index) {
 
 // Without the lock while it waits: a signal handler may come in by the same thread.
 std::vector<bool> GradientBuckets::wait(int64_t timeout_ns,
-                                        const std::function<void()>& interrupted) {
+                                        const std::function<void()>& interrupted, bool for_good) {
   std::vector<std::shared_ptr<Work>> works;
   try {
     {
@@ -108,7 +108,7 @@ std::vector<bool> GradientBuckets::wait(int64_t timeout_ns,
         works.push_back(rounds_[i].work);
       }
     }
-    for (const auto& work : works) engine_->wait(work, timeout_ns, interrupted);
+    for (const auto& work : works) engine_->wait(work, timeout_ns, interrupted, for_good);
   } catch (const MismatchError& error) {
     std::lock_guard guard(mutex_);
     if (failure_.empty()) failure_ = error.what();

@@ -36,7 +36,8 @@ class GradientBuckets {
   /// Launches what is not launched, with zeros for the gradients that are not ready, waits for all
   /// buckets, and ends the round. Returns for each gradient whether any rank produced it. After
   /// StallError the round goes on: call again.
-  std::vector<bool> wait(int64_t timeout_ns, const std::function<void()>& interrupted = {});
+  std::vector<bool> wait(int64_t timeout_ns, const std::function<void()>& interrupted = {},
+                         bool for_good = true);
 
  private:
   struct Round {

@@ -22,7 +22,8 @@ std::string seconds_text(int64_t ns) {
 // What a waiting thread has told the diagnosis, taken back at the end of its wait.
 class Engine::Watch {
  public:
-  Watch(Engine& engine, Lock& lock) : engine_(engine), lock_(lock) {}
+  Watch(Engine& engine, Lock& lock, bool for_good)
+      : engine_(engine), lock_(lock), for_good_(for_good) {}
   ~Watch() {
     if (!lock_.owns_lock()) lock_.lock();
     watch(nullptr, 0);
@@ -39,7 +40,7 @@ class Engine::Watch {
     watched_.reset();
     if (work == nullptr) return;
     watched_ = work->key;
-    engine_.diagnosis_->wait_begins(work->key, work->label(), work->group, now);
+    engine_.diagnosis_->wait_begins(work->key, work->label(), work->group, for_good_, now);
   }
 
   void ask_all(const Work& work, int64_t now) {
@@ -50,6 +51,7 @@ class Engine::Watch {
  private:
   Engine& engine_;
   Lock& lock_;
+  const bool for_good_;
   std::optional<Key> watched_;
   uint32_t question_ = 0;
 };
@@ -91,13 +93,13 @@ void Engine::progress_until(Lock& lock, const std::function<void()>& interrupted
 }
 
 void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
-                  const std::function<void()>& interrupted) {
+                  const std::function<void()>& interrupted, bool for_good) {
   if (!work->ended()) {
     Lock lock = lock_for_call();
     const int64_t begin = now_ns();
     const int64_t deadline = begin + timeout_ns;
     const int64_t ask_at = deadline - std::min(kSecond, timeout_ns / 2);
-    Watch watch(*this, lock);
+    Watch watch(*this, lock, for_good);
     const auto look = [&](int64_t now) {
       if (now - begin >= kDiagnoseAfterNs) watch.watch(work.get(), now);
       if (now >= ask_at) watch.ask_all(*work, now);
@@ -138,7 +140,7 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
   } guard{shutting_down_};
 
   {
-    Watch watch(*this, lock);
+    Watch watch(*this, lock, true);
     const auto look = [&](int64_t now) {
       watch.watch(in_flight_.empty() ? nullptr : in_flight_.begin()->second.get(), now);
     };
@@ -152,7 +154,7 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
   // their messages may have gone to a rank that never launches them.
   progress_until(
       lock, interrupted, [this] { return drains_.empty() && !keyed_work_is_leaving(); }, ignore);
-  tell_leaving();
+  if (!left_[static_cast<size_t>(rank_)]) tell_leaving();
   // The others may need answers from here until they leave too.
   const auto all_have_left = [this] {
     return std::find(left_.begin(), left_.end(), false) == left_.end() && control_->idle();

@@ -95,6 +95,8 @@ class Gradients:
         """What its collectives are matched by."""
         self._sparse_as_dense = sparse_as_dense
         self._sparse_dims: dict[int, int] = {}
+        self._sums: dict[int, tuple[torch.Tensor, int]] = {}
+        """For op=Sum: the gradients as the last round left them, and their versions."""
         self._waits_for_end: set[int] = set()
         self._is_learning = True
         self._passes = 0
@@ -188,17 +190,38 @@ class Gradients:
         return True
 
     def _average(self) -> None:
-        for index, parameter in enumerate(self._parameters):
-            if parameter.grad is not None and index not in self._fused.ready and self._adopt(index):
+        silent = {index for index in self._sums if self._is_summed_already(index)}
+        own = [
+            None if index in silent else parameter.grad
+            for index, parameter in enumerate(self._parameters)
+        ]
+        for index, gradient in enumerate(own):
+            if gradient is not None and index not in self._fused.ready and self._adopt(index):
                 self._fused.mark_ready(index)
-        averages = self._reduce([parameter.grad for parameter in self._parameters])
+                own[index] = self._parameters[index].grad
+        averages = self._reduce(own)
         for index, average in averages.items():
             if self._parameters[index].grad is not average:
                 self._parameters[index].grad = average
+        if self.op == ringdl.Sum:
+            self._sums = {
+                index: (parameter.grad, parameter.grad._version)
+                for index, parameter in enumerate(self._parameters)
+                if parameter.grad is not None
+            }
         self._task = None
         self._is_learning = False
         self.is_pending = False
         self._is_averaged = True
+
+    def _is_summed_already(self, index: int) -> bool:
+        """Whether the gradient is the sum over the ranks, untouched, which rank 0 contributes."""
+        gradient, version = self._sums[index]
+        return (
+            self.communicator.rank > 0
+            and self._parameters[index].grad is gradient
+            and gradient._version == version
+        )
 
     def _reduce(self, gradients: list[torch.Tensor | None]) -> dict[int, torch.Tensor]:
         """End the round on all ranks; what some rank has produced, by index.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import ringdl
+from ringdl._work import one_of_several_steps
 
 _DIGEST_BYTES = 16
 
@@ -31,23 +32,35 @@ def broadcast_parameters(
         communicator: whose ranks; by default the one of ``init()``.
 
     Raises:
-        MismatchError: on every rank, if names, shapes or dtypes differ; no tensor has changed then.
+        MismatchError: on every rank, if names, shapes or dtypes differ, a name occurs twice, or
+            elements of a tensor share memory; no tensor has changed then.
     """
     pairs = params.items() if isinstance(params, Mapping) else enumerate(params)
     named: dict[str, torch.Tensor] = {}
+    unfit = None
     for key, value in pairs:
         name, tensor = value if isinstance(value, tuple) else (str(key), value)
-        if isinstance(tensor, torch.Tensor):
-            named[name] = tensor.detach()
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if name in named and tensor.data_ptr() != named[name].data_ptr():
+            unfit = f"two tensors are called {name!r}; call it once for each model"
+        if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            unfit = f"elements of {name!r} share memory (it was expanded); make it .contiguous()"
+        named[name] = tensor.detach()
     specs = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items()]
     communicator = communicator or ringdl.get_communicator()
     root_specs = communicator.broadcast_object(specs, root_rank)
-    difference = _first_difference(specs, root_specs, communicator.rank)
+    difference = (
+        _first_difference(specs, root_specs, communicator.rank)
+        if unfit is None
+        else f"broadcast_parameters: {unfit} (rank {communicator.rank})"
+    )
     differing = np.flatnonzero(communicator.allgather(np.array([difference is not None])))
     if len(differing) > 0:
         raise ringdl.MismatchError(communicator.broadcast_object(difference, int(differing[0])))
-    for name, _, _ in root_specs:
-        _broadcast_tensor(named[name], root_rank, communicator)
+    with one_of_several_steps():
+        for name, _, _ in root_specs:
+            _broadcast_tensor(named[name], root_rank, communicator)
 
 
 def broadcast_optimizer_state(
@@ -80,8 +93,9 @@ def broadcast_optimizer_state(
     parts = (
         None if is_root else _map(skeleton, (_Form, _Sparse), lambda form: _make(form, received))
     )
-    for tensor in sent if is_root else received:
-        _broadcast_tensor(tensor, root_rank, communicator)
+    with one_of_several_steps():
+        for tensor in sent if is_root else received:
+            _broadcast_tensor(tensor, root_rank, communicator)
     if not is_root:
         state_dict = _map(parts, _Sparse, _Sparse.join)
         optimizer.load_state_dict(state_dict)

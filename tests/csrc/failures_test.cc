@@ -140,6 +140,25 @@ void computing_thread_is_late_only() {
   });
 }
 
+// A wait that was to give up counted as blocked, and both ranks were told that they wait for one
+// another, though the one would have gone on to what the other waited for.
+void wait_that_gives_up_is_late_only() {
+  run_engines(2, {}, {}, [](const Shared& engine) {
+    float x = 1;
+    float y = 1;
+    if (engine->rank() == 0) {
+      const auto work = engine->submit(sum_of(1, "x"), &x);
+      CHECK_THROWS(engine->wait(work, 4 * kSecond, {}, false), StallError, "rank 1 has not come");
+      engine->wait(engine->submit(sum_of(1, "y"), &y), kTimeout);
+      engine->wait(work, kTimeout);
+    } else {
+      engine->wait(engine->submit(sum_of(1, "y"), &y), kTimeout);
+      engine->wait(engine->submit(sum_of(1, "x"), &x), kTimeout);
+    }
+    CHECK_EQ(x + y, 4.0f);
+  });
+}
+
 // A wait too short for any answer accused the other ranks of having stopped.
 void short_wait_accuses_nobody() {
   run_engines(2, {}, {}, [](const Shared& engine) {
@@ -277,6 +296,7 @@ int main() {
       {"failed_call_spares_those_before", failed_call_spares_those_before},
       {"buckets_leave_no_ids", buckets_leave_no_ids},
       {"computing_thread_is_late_only", computing_thread_is_late_only},
+      {"wait_that_gives_up_is_late_only", wait_that_gives_up_is_late_only},
       {"short_wait_accuses_nobody", short_wait_accuses_nobody},
       {"messages_during_withdrawal", messages_during_withdrawal},
       {"launch_during_withdrawal", launch_during_withdrawal},

@@ -2,7 +2,12 @@
 
 #include "collective/reducer.h"
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <array>
+#include <bit>
 #include <cstdint>
 
 #include "check.h"
@@ -44,9 +49,40 @@ void custom_kernel_is_all_there_is() {
   CHECK((into == Numbers{1001, 1202, 703, 4}));
 }
 
+#if defined(__x86_64__)
+// Ranks got different bits where the waiting thread flushed subnormals and the progress thread did
+// not.
+void programs_rounding_does_not_matter() {
+  const unsigned saved = _mm_getcsr();
+  const Reducer reducer(DType::kFloat64, Reduction::kSum, 1);
+  const auto sum_of_small = [&] {
+    double into = 1e-310;
+    const double from = 2e-310;
+    reducer.combine(reinterpret_cast<std::byte*>(&into), reinterpret_cast<const std::byte*>(&from),
+                    sizeof into);
+    reducer.finish(reinterpret_cast<std::byte*>(&into), reinterpret_cast<const std::byte*>(&from),
+                   sizeof into);
+    return std::bit_cast<uint64_t>(into);
+  };
+  const uint64_t expected = sum_of_small();
+  CHECK(expected > std::bit_cast<uint64_t>(4e-310));
+  for (const unsigned mode : {0x8000u, 0x0040u, 0x4000u}) {  // flush, subnormals are zeros, up
+    _mm_setcsr(saved | mode);
+    const uint64_t sum = sum_of_small();
+    const unsigned after = _mm_getcsr();
+    _mm_setcsr(saved);
+    CHECK_EQ(sum, expected);
+    CHECK_EQ(after & mode, mode);
+  }
+}
+#endif
+
 }  // namespace
 
 int main() {
+#if defined(__x86_64__)
+  programs_rounding_does_not_matter();
+#endif
   engine_kernels_divide_in_the_end_only();
   custom_kernel_is_all_there_is();
   return check::report();

@@ -1,8 +1,10 @@
 """shutdown(): works in flight end well, and waits for a rank that has left end with an error.
 
-With the argument "late", rank 2 is busy when rank 1 leaves: rank 0 hears of it all the same.
+With the argument "late", rank 2 is busy when rank 1 leaves: rank 0 hears of it all the same. With
+"interrupted", rank 0 is interrupted in shutdown(), goes on, and calls it again.
 """
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -69,9 +71,37 @@ def leave_while_another_is_late() -> None:
     ringdl.shutdown()
 
 
+def leave_after_an_interruption() -> None:
+    ringdl.init()
+
+    def raise_timeout(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, raise_timeout)
+    x = np.full(300_000, ringdl.rank(), np.float64)
+    if ringdl.rank() == 0:
+        ringdl.allreduce_async_(x, name="x")
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            ringdl.shutdown()
+        except TimeoutError:
+            ringdl.barrier("go on")
+            ringdl.shutdown()
+        else:
+            raise AssertionError("it was not interrupted")
+    else:
+        ringdl.barrier("go on")
+        ringdl.allreduce_(x, name="x")
+        ringdl.shutdown()
+    assert (x == 1).all()  # of 3 ranks
+    assert not ringdl.is_initialized()
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["late"]:
         leave_while_another_is_late()
+    elif sys.argv[1:2] == ["interrupted"]:
+        leave_after_an_interruption()
     else:
         finish_works_in_flight()
         leave_one_by_one()

@@ -8,6 +8,8 @@ the end; then rank 0 says how many works there were each second.
 """
 
 import json
+import os
+import signal
 import sys
 import time
 
@@ -38,13 +40,25 @@ def flights(works: int, x: np.ndarray) -> None:
             ringdl.barrier()
 
 
+def flood(x: np.ndarray) -> None:
+    """Stop each rank once while another sends: MPI's pools hold what a rank has not looked at."""
+    processes = ringdl.allgather(np.array([os.getpid()])).tolist()
+    for stopped, process in enumerate(processes):
+        ringdl.barrier()
+        if ringdl.rank() == (stopped + 1) % ringdl.size():
+            os.kill(process, signal.SIGSTOP)
+        works = [ringdl.allreduce_async(x) for _ in range(4 * FLIGHT)]
+        if ringdl.rank() == (stopped + 1) % ringdl.size():
+            time.sleep(0.1)
+            os.kill(process, signal.SIGCONT)
+        for work in works:
+            work.wait()
+
+
 def main(works: int, warm_up: int) -> None:
     ringdl.init()
     x = np.full(1, ringdl.rank(), np.float32)
-    for late in range(ringdl.size()):  # the MPI library's pools grow when a rank comes late
-        if ringdl.rank() == late:
-            time.sleep(0.2)
-        flights(4 * FLIGHT, x)
+    flood(x)
     flights(warm_up, x)
     before, begin = held(), time.monotonic()
     flights(works - warm_up, x)

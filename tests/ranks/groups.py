@@ -195,3 +195,18 @@ def check_buckets_in_groups(comm: Communicator) -> None:
                 assert (view == total - absent).all(), (turn, i, gradient)
     del buckets, views
     comm.barrier()
+
+
+def check_colors(comm: Communicator) -> None:
+    """Integers of any type; nothing else."""
+    colors = (0, np.int64(0), False, np.uint8(0))
+    whole = comm.split(colors[comm.rank % 4], np.int32(comm.rank))
+    assert whole.size == comm.size
+    assert whole.allreduce(np.ones(1), ringdl.Sum) == comm.size
+    for call in (lambda: comm.split(0.5), lambda: comm.split(0, "1"), lambda: comm.group([0.0])):
+        try:
+            call()
+        except TypeError:
+            continue
+        raise AssertionError("it was accepted")
+    comm.barrier()

@@ -12,6 +12,7 @@ import numpy as np
 
 import ringdl
 from ringdl import Communicator
+from ringdl._work import Work
 from tests.ranks.support import needs
 
 
@@ -39,13 +40,25 @@ def interrupted(wait: Callable[[], object]) -> float:
 def check_every_wait_is_interrupted(comm: Communicator) -> None:
     """Rank 0 is interrupted; only after that the last rank comes, and all ends well."""
     x = np.full(50_000, comm.rank + 1, np.float32)
-    blocking: dict[str, Callable[[], object]] = {
-        "allreduce": lambda: comm.allreduce(x, ringdl.Sum, "interrupted allreduce"),
-        "allgather": lambda: comm.allgather(x, "interrupted allgather"),
-        "broadcast": lambda: comm.broadcast(x, 0, "interrupted broadcast"),
-        "barrier": lambda: comm.barrier("interrupted barrier"),
+    blocking: dict[str, tuple[Callable[[], object], Callable[[], Work]]] = {
+        "allreduce": (
+            lambda: comm.allreduce(x, ringdl.Sum, "interrupted allreduce"),
+            lambda: comm.allreduce_async(x, ringdl.Sum, "interrupted allreduce"),
+        ),
+        "allgather": (
+            lambda: comm.allgather(x, "interrupted allgather"),
+            lambda: comm.allgather_async(x, "interrupted allgather"),
+        ),
+        "broadcast": (
+            lambda: comm.broadcast(x, 0, "interrupted broadcast"),
+            lambda: comm.broadcast_async(x, 0, "interrupted broadcast"),
+        ),
+        "barrier": (
+            lambda: comm.barrier("interrupted barrier"),
+            lambda: comm.barrier_async("interrupted barrier"),
+        ),
     }
-    for kind, call in blocking.items():
+    for kind, (call, call_async) in blocking.items():
         if comm.rank == 0:
             seconds = interrupted(call)
             assert seconds < 2, f"{kind}: {seconds} s"
@@ -53,11 +66,10 @@ def check_every_wait_is_interrupted(comm: Communicator) -> None:
         elif comm.rank == comm.size - 1:
             comm.barrier("go on")
             call()
-        else:  # waits like rank 0, and cannot be at the barrier meanwhile
-            thread = threading.Thread(target=call)
-            thread.start()
+        else:  # has come, too
+            work = call_async()
             comm.barrier("go on")
-            thread.join()
+            work.wait()
 
 
 @needs(ranks=2, processes=True, seconds=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 import ringdl
 from ringdl import Communicator
+from ringdl._work import GroupedWork, Work
 from tests.ranks.support import busy, expect, needs, segments
 
 
@@ -182,3 +183,33 @@ def check_stall_of_a_call_without_work(comm: Communicator) -> None:
         comm.broadcast(np.ones(100_000), 0, name="given up too")
     comm.barrier()
     assert comm.allreduce(np.ones(1), ringdl.Sum) == comm.size
+
+
+def _stalled(call: Callable[[], object]) -> Work | GroupedWork | None:
+    try:
+        call()
+    except ringdl.StallError as error:
+        return error.work
+    raise AssertionError("no StallError")
+
+
+@needs(ranks=2)
+def check_what_a_stalled_call_can_be_taken_up_by(comm: Communicator) -> None:
+    """The work of all its parts; none where a call makes several collectives."""
+    arrays = [np.full(count, comm.rank + 1.0) for count in (3, 5, 50_000)]
+    total = comm.size * (comm.size + 1) / 2
+    if comm.rank == 0:
+        comm.recv_(np.empty(1), 1, "stalled")
+        works = [comm.grouped_allreduce_async_(arrays, ringdl.Sum, "grouped")]
+        comm.broadcast(np.empty(1, np.int64), 1, "object")
+    else:
+        works = [
+            _stalled(lambda: comm.grouped_allreduce_(arrays, ringdl.Sum, "grouped", timeout=0.3))
+        ]
+        assert _stalled(lambda: comm.broadcast_object("x", 1, "object", timeout=0.3)) is None
+        if comm.rank == 1:
+            comm.send(np.ones(1), 0, "stalled")
+    result = works[0].wait()
+    assert all(part is own for part, own in zip(result, arrays, strict=True))
+    assert all((part == total).all() for part in arrays)
+    comm.barrier()

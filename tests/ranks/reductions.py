@@ -218,3 +218,15 @@ def check_grouped_of_views(comm: Communicator) -> None:
             comm.grouped_allreduce_([np.ones(3), np.ones(2), wrong])
     assert comm.stats()["works_in_flight"] == 0, "nothing has been submitted"
     assert comm.allreduce(np.ones(1), ringdl.Sum) == comm.size
+
+
+def check_an_operation_that_raises(comm: Communicator) -> None:
+    """What it says is printed, by whichever thread reduces; nobody waits for that thread."""
+    values = (1.0, 2.0)
+    op = ringdl.custom_op(lambda a, b: values[int(a + b)], "beyond")
+    for _ in range(2):
+        works = [comm.allreduce_async(np.ones(1), op) for _ in range(4)]
+        while not all(work.done() for work in works):
+            comm.stats()
+        for work in works:
+            work.wait()

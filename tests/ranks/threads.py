@@ -6,11 +6,14 @@ import queue
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 import ringdl
 from ringdl import Communicator
+from ringdl._work import GroupedWork, Work
+from tests.ranks.support import needs
 
 THREADS = 4
 LENGTHS = (1, 300, 5000, 70_000)
@@ -116,3 +119,24 @@ def check_threads_do_different_things(comm: Communicator) -> None:
             comm.barrier("between")
 
     _run(train, reduce, gather, broadcast)
+
+
+def _wait_in_threads(work: Work | GroupedWork) -> list[Any]:
+    results: list[Any] = []
+    _run(*[lambda: results.append(work.wait())] * THREADS)
+    return results
+
+
+@needs(ranks=2)
+def check_threads_wait_for_the_same_work(comm: Communicator) -> None:
+    """All get the same array: of a work that collects, and of a group of works."""
+    size = comm.size
+    x = np.arange(50_000.0) + comm.rank
+    for _ in range(20):
+        results = _wait_in_threads(comm.allgather_async(x))
+        groups = _wait_in_threads(comm.grouped_allreduce_async([x, x[:3]], ringdl.Sum))
+        assert all(result is results[0] for result in results)
+        assert (results[0].reshape(size, -1) == x - comm.rank + np.arange(size)[:, None]).all()
+        assert all(group is groups[0] for group in groups)
+        expected = size * (x - comm.rank) + sum(range(size))
+        assert all((part == expected[: len(part)]).all() for part in groups[0])

@@ -110,3 +110,12 @@ def check_by_mpi(comm: Communicator) -> None:
     with expect(ringdl.UsageError, "MPI has no allreduce of"):
         comm.allreduce(torch.ones(3, dtype=torch.bfloat16), algorithm="mpi")
     comm.barrier()
+
+
+def check_negative_bits(comm: Communicator) -> None:
+    """Torch negates such views when they are read."""
+    view = torch.tensor([1 + 5j]).conj().imag
+    assert view.is_neg()
+    assert comm.allgather(view).tolist() == [-5.0] * comm.size
+    assert comm.allreduce_(view, ringdl.Max) is view
+    assert view.item() == -5.0

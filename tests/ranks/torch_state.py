@@ -221,3 +221,14 @@ def check_models_that_differ() -> None:
     model = torch.nn.Linear(2, 2 + (ringdl.rank() == 1))
     with expect(ringdl.MismatchError, "('weight') is [2, 2] on", "rank 1"):
         wrap(torch.optim.SGD(model.parameters()), model)
+
+
+def check_tensors_that_cannot_be_broadcast() -> None:
+    """Told to all ranks, also if one alone has them."""
+    last = ringdl.size() - 1
+    pair = [("weight", torch.zeros(2)), ("weight", torch.ones(2))]
+    with expect(ringdl.MismatchError, "two tensors are called 'weight'"):
+        hvd.broadcast_parameters(pair)
+    wide = torch.zeros(1, 3).expand(2, 3) if ringdl.rank() == last else torch.zeros(2, 3)
+    with expect(ringdl.MismatchError, "elements of 'wide' share memory", f"rank {last}"):
+        hvd.broadcast_parameters({"wide": wide})

@@ -258,3 +258,25 @@ def check_layers_of_different_dtypes() -> None:
         assert layer.weight.grad.dtype == layer.weight.dtype
         torch.testing.assert_close(layer.weight, expected.weight, rtol=tolerance, atol=tolerance)
     assert_same_bits(model.parameters())
+
+
+def check_steps_without_a_backward() -> None:
+    """The gradients stay what they are, whether they were averaged or summed."""
+    rank, size = ringdl.rank(), ringdl.size()
+    for op, factor in ((ringdl.Average, 1 / size), (ringdl.Sum, 1.0)):
+        layer = torch.nn.Linear(3, 2, bias=False).double()
+        table = torch.nn.Embedding(4, 2, sparse=True).double()
+        model = torch.nn.ModuleList([layer, table])
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, op=op)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = layer(torch.full((1, 3), rank + 1.0).double()).sum()
+            (loss + (rank + 1) * table(torch.tensor([rank % 4])).sum()).backward()
+            optimizer.step()
+            expected = [parameter.grad.clone() for parameter in model.parameters()]
+            assert (expected[0] == factor * size * (size + 1) / 2).all()
+            optimizer.step()
+            optimizer.step(lambda: torch.zeros(()))
+            for parameter, gradient in zip(model.parameters(), expected, strict=True):
+                dense = [each.to_dense() for each in (parameter.grad, gradient)]
+                assert torch.allclose(*dense, rtol=1e-15, atol=0)

@@ -200,3 +200,16 @@ def test_a_missing_numba_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.raises(ringdl.UsageError, match=r"pip install 'ringdl\[numba\]'"):
         ringdl.custom_op(lambda a, b: b).address(DType.int32)
+
+
+def test_values_that_change_before_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have compared what the values were."""
+    op = ringdl.custom_op(lambda a, b: SCALE * (a + b))
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    with pytest.raises(ringdl.UsageError, match="changed since it was made"):
+        op.address(DType.float64)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    x = np.ones(2)
+    assert (apply(op, x, x) == 6).all()
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    assert (apply(op, x, x) == 6).all()
