@@ -69,8 +69,8 @@ void Engine::give_up() noexcept try {
     if (drain->receive) transport_->withdraw(*drain->receive);
   }
   control_->close();
-  keep_for_good(std::exchange(leaving_, {}));
-  if (!control_->idle()) control_.release();  // NOLINT: MPI may still read what it sends
+  for (const auto& work : leaving_) keep_for_good(work);
+  if (!control_->idle()) keep_for_good(std::shared_ptr<ControlPlane>(std::move(control_)));
 } catch (...) {  // the transport is broken: there is nothing left to withdraw from
 }
 

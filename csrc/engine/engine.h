@@ -184,7 +184,7 @@ class Engine final : private Diagnosis::Host {
                       const std::function<bool()>& done, const std::function<void(int64_t)>& look);
   void tell_leaving();
   bool keyed_work_is_leaving() const;
-  static void keep_for_good(std::vector<std::shared_ptr<Work>> works);
+  static void keep_for_good(std::shared_ptr<const void> memory);
   bool busy() const;
   void stop_thread();
   void give_up() noexcept;

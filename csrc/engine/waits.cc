@@ -164,7 +164,7 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
   stop_thread();
   lock.lock();
   control_->close();
-  keep_for_good(std::exchange(leaving_, {}));
+  for (const auto& work : std::exchange(leaving_, {})) keep_for_good(work);
   closed_.store(true);
   transport_.reset();
 }
@@ -192,12 +192,12 @@ bool Engine::keyed_work_is_leaving() const {
                      [](const auto& work) { return work->keyed_channel != nullptr; });
 }
 
-// Works whose messages nobody will receive: MPI may read their memory as long as the process lives.
-void Engine::keep_for_good(std::vector<std::shared_ptr<Work>> works) {
+// What sends that nobody will receive are made from: MPI may read it as long as the process lives.
+void Engine::keep_for_good(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<Work>>;
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>;
   const std::lock_guard guard(mutex);
-  kept->insert(kept->end(), works.begin(), works.end());
+  kept->push_back(std::move(memory));
 }
 
 }  // namespace ringdl
