@@ -29,6 +29,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringdl._mpirun import Library
 
 SWITCH = "ringdl"
 """The bridge. It is made first and removed last: where it is, there are hosts."""
@@ -210,30 +214,34 @@ def spread(ranks: int, host_count: int, per_host: int | None) -> list[int]:
     return layout
 
 
-def launcher_options(vendor: str, layout: Sequence[int], agent: Path) -> list[str]:
+def launcher_options(library: Library, layout: Sequence[int], agent: Path) -> list[str]:
     """What mpirun is told, so that it starts ranks on the hosts and uses their links.
 
     Args:
-        vendor: of the MPI, as `ringdl._mpirun` names it.
+        library: the MPI.
         layout: ranks per host.
         agent: the program to call in place of ssh.
     """
     places = ",".join(f"{HOST.format(host)}:{count}" for host, count in enumerate(layout))
-    if vendor == "Open MPI":
+    if library.vendor == "Open MPI":
         # Each daemon takes the machine's cores for its own, so ranks must be told to share them.
-        options = ["--prtemca", "plm_ssh_agent", str(agent), "--host", places, "--bind-to", "none"]
+        is_4 = library.version.startswith("4.")
+        launcher = ["--mca", "plm_rsh_agent"] if is_4 else ["--prtemca", "plm_ssh_agent"]
+        options = [*launcher, str(agent), "--host", places, "--bind-to", "none"]
         for key, value in (
             ("pml", "ob1"),
-            ("btl", "tcp,sm,self"),
+            ("btl", "tcp,vader,self" if is_4 else "tcp,sm,self"),
             ("mpi_yield_when_idle", "1"),
         ):
             options += ["--mca", key, value]
         return options
-    if vendor == "MPICH":
+    if library.vendor == "MPICH":
         # UCX tells hosts apart by the machine's number, which they share here.
         options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
         return [*options, "-genv", "UCX_TLS", os.environ.get("UCX_TLS", "tcp,self")]
-    raise HostsError(f"ranks are started on simulated hosts by Open MPI or MPICH, not by {vendor}")
+    raise HostsError(
+        f"ranks are started on simulated hosts by Open MPI or MPICH, not by {library.vendor}"
+    )
 
 
 def interpreter(mpi: str | None) -> str:
@@ -275,7 +283,7 @@ def run(layout: Sequence[int], python: str, program: Sequence[str]) -> int:
             [python, *program],
             cores=_cores.read_cores(),
             environ=os.environ,
-            options=launcher_options(library.vendor, layout, agent),
+            options=launcher_options(library, layout, agent),
             is_root=True,
         )
         print("hosts:", shlex.join(command), file=sys.stderr, flush=True)
