@@ -201,12 +201,12 @@ def check_what_a_stalled_call_can_be_taken_up_by(comm: Communicator) -> None:
     if comm.rank == 0:
         comm.recv_(np.empty(1), 1, "stalled")
         works = [comm.grouped_allreduce_async_(arrays, ringdl.Sum, "grouped")]
-        comm.broadcast(np.empty(1, np.int64), 1, "object")
+        comm.broadcast(np.ones(1, np.int64), 0, "object")  # the size, which comes first
     else:
         works = [
             _stalled(lambda: comm.grouped_allreduce_(arrays, ringdl.Sum, "grouped", timeout=0.3))
         ]
-        assert _stalled(lambda: comm.broadcast_object("x", 1, "object", timeout=0.3)) is None
+        assert _stalled(lambda: comm.broadcast_object("x", 0, "object", timeout=0.3)) is None
         if comm.rank == 1:
             comm.send(np.ones(1), 0, "stalled")
     result = works[0].wait()
