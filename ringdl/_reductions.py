@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -265,8 +266,9 @@ class Reductions(Base):
         self._reduce_by_mpi(operand, op)
         return operand.write_back()
 
+    @abstractmethod
     def _reduce_by_mpi(self, operand: _arrays.Operand, op: Reduction) -> None:
-        raise NotImplementedError
+        """MPI's own Allreduce, in place, once all ranks are known to have come."""
 
 
 def _algorithm(name: str) -> Algorithm:

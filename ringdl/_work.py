@@ -13,14 +13,39 @@ if TYPE_CHECKING:
     from ringdl import _engine
 
 
-class Work:
+class _Waitable:
+    """What is waited for, and what its `wait` returns: the same to all threads, made once."""
+
+    __slots__ = ("_finish", "_finished", "_lock", "_result")
+
+    def __init__(self, finish: Callable[[], Any]) -> None:
+        self._finish = finish
+        self._finished = False
+        self._lock = RLock()
+        self._result: Any = None
+
+    def _wait(self, until_ended: Callable[[], None]) -> Any:
+        if not self._finished:
+            try:
+                until_ended()
+            except StallError as error:
+                error.work = self  # type: ignore[assignment]
+                raise
+            with self._lock:
+                if not self._finished:
+                    self._result = self._finish()
+                    self._finished = True
+        return self._result
+
+
+class Work(_Waitable):
     """One collective in flight.
 
     Its array stays alive until the collective has ended, even if the work is dropped; until then it
     must be neither read nor written.
     """
 
-    __slots__ = ("_engine", "_finish", "_finished", "_lock", "_result", "_timeout", "_work")
+    __slots__ = ("_engine", "_timeout", "_work")
 
     def __init__(
         self,
@@ -29,13 +54,10 @@ class Work:
         timeout: float,
         finish: Callable[[], Any],
     ) -> None:
+        super().__init__(finish)
         self._engine = engine
         self._work = work
         self._timeout = timeout
-        self._finish = finish
-        self._finished = False
-        self._lock = RLock()
-        self._result: Any = None
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not. Never blocks."""
@@ -53,34 +75,21 @@ class Work:
             MismatchError: ranks disagree on the key; raised on all of them.
             StallError: the timeout is over. The work stays in flight: wait again.
         """
-        if not self._finished:
-            try:
-                seconds = self._timeout if timeout is None else timeout
-                self._engine.wait(self._work, seconds, timeout is None)
-            except StallError as error:
-                error.work = self
-                raise
-            with self._lock:
-                if not self._finished:
-                    self._result = self._finish()
-                    self._finished = True
-        return self._result
+        seconds = self._timeout if timeout is None else timeout
+        return self._wait(lambda: self._engine.wait(self._work, seconds, timeout is None))
 
     def __repr__(self) -> str:
         return f"<ringdl.Work {self._work.label}, {'ended' if self.done() else 'in flight'}>"
 
 
-class GroupedWork:
+class GroupedWork(_Waitable):
     """Several collectives that are waited for as one: see `Communicator.grouped_allreduce`."""
 
-    __slots__ = ("_finish", "_finished", "_lock", "_result", "_works")
+    __slots__ = ("_works",)
 
     def __init__(self, works: Sequence[Work], finish: Callable[[], list[Any]]) -> None:
+        super().__init__(finish)
         self._works = works
-        self._finish = finish
-        self._finished = False
-        self._lock = RLock()
-        self._result: list[Any] = []
 
     def done(self) -> bool:
         """Whether all have ended, well or not. Never blocks."""
@@ -92,18 +101,13 @@ class GroupedWork:
         Args:
             timeout: seconds for each of the collectives; see `Work.wait`, also for the errors.
         """
-        if not self._finished:
-            try:
-                for work in self._works:
-                    work.wait(timeout)
-            except StallError as error:
-                error.work = self
-                raise
-            with self._lock:
-                if not self._finished:
-                    self._result = self._finish()
-                    self._finished = True
-        return self._result
+
+        def until_ended() -> None:
+            for work in self._works:
+                work.wait(timeout)
+
+        result: list[Any] = self._wait(until_ended)
+        return result
 
     def __repr__(self) -> str:
         return (

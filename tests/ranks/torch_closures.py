@@ -27,6 +27,36 @@ def backward(model: torch.nn.Module, step: int = 0) -> torch.Tensor:
     return loss
 
 
+def step_both(
+    loss_of_rank: Callable[[torch.nn.Module], torch.Tensor],
+    loss_of_whole: Callable[[torch.nn.Module], torch.Tensor],
+) -> None:
+    """A step of LBFGS on all ranks is that of one process with what they do together."""
+    model, reference = make_mlp(), make_mlp()
+    for trained, compute, does_wrap in (
+        (model, loss_of_rank, True),
+        (reference, loss_of_whole, False),
+    ):
+        optimizer = torch.optim.LBFGS(trained.parameters(), max_iter=3)
+        if does_wrap:
+            optimizer = wrap(optimizer, trained)
+
+        def closure(
+            trained: torch.nn.Module = trained,
+            compute: Callable[[torch.nn.Module], torch.Tensor] = compute,
+            optimizer: torch.optim.Optimizer = optimizer,
+        ) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = compute(trained)
+            if loss.requires_grad:
+                loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert_close(model, reference)
+    assert_same_bits(model.parameters())
+
+
 def check_loss_of_all_ranks() -> None:
     rank, size = ringdl.rank(), ringdl.size()
     for op in (ringdl.Average, ringdl.Sum):
@@ -57,58 +87,32 @@ def check_loss_missing_on_one_rank() -> None:
 
 def check_closure_without_backward_on_some_ranks() -> None:
     """The rank's gradients count as zeros, in each evaluation."""
-    model, reference = make_mlp(), make_mlp()
-    optimizer = wrap(torch.optim.LBFGS(model.parameters(), max_iter=3), model)
-    reference_optimizer = torch.optim.LBFGS(reference.parameters(), max_iter=3)
     inputs, targets = whole_batch(0)
 
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, inputs, targets)
+    def loss_of_rank(model: torch.nn.Module) -> torch.Tensor:
         if ringdl.rank() > 0:
             return torch.zeros((), dtype=torch.float64)
-        loss.backward()
-        return loss
+        return loss_of(model, inputs, targets)
 
-    def reference_closure() -> torch.Tensor:
-        reference_optimizer.zero_grad()
-        loss = loss_of(reference, inputs, targets) / ringdl.size()
-        loss.backward()
-        return loss
+    def loss_of_whole(model: torch.nn.Module) -> torch.Tensor:
+        return loss_of(model, inputs, targets) / ringdl.size()
 
-    optimizer.step(closure)
-    reference_optimizer.step(reference_closure)
-    for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(parameter, expected, rtol=1e-9, atol=1e-9)
-    assert_same_bits(model.parameters())
+    step_both(loss_of_rank, loss_of_whole)
 
 
 def check_closure_in_reentrant_checkpoints() -> None:
     """Autograd has no callback there: the gradients are averaged when the closure returns."""
-    model, reference = make_mlp(), make_mlp()
-    optimizer = wrap(torch.optim.LBFGS(model.parameters(), max_iter=3), model)
-    reference_optimizer = torch.optim.LBFGS(reference.parameters(), max_iter=3)
     inputs, targets = whole_batch(0)
 
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
+    def loss_of_rank(model: torch.nn.Module) -> torch.Tensor:
         hidden = checkpoint(model[:2], part(inputs).requires_grad_(), use_reentrant=True)
         outputs = checkpoint(model[2:], hidden, use_reentrant=True)
-        loss = torch.nn.functional.mse_loss(outputs, part(targets))
-        loss.backward()
-        return loss
+        return torch.nn.functional.mse_loss(outputs, part(targets))
 
-    def reference_closure() -> torch.Tensor:
-        reference_optimizer.zero_grad()
-        loss = loss_of(reference, inputs, targets)
-        loss.backward()
-        return loss
+    def loss_of_whole(model: torch.nn.Module) -> torch.Tensor:
+        return loss_of(model, inputs, targets)
 
-    optimizer.step(closure)
-    reference_optimizer.step(reference_closure)
-    for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(parameter, expected, rtol=1e-9, atol=1e-9)
-    assert_same_bits(model.parameters())
+    step_both(loss_of_rank, loss_of_whole)
 
 
 @needs(ranks=2)
