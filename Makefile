@@ -66,14 +66,15 @@ soak: $(STAMPS)/engine
 	$(call say,running everything at once on two ranks for $(MINUTES) minutes)
 	@$(PY) -m ringdl run -n 2 tests/soak.py --minutes $(MINUTES)
 
+# They wait more than they compute: several at once.
 test-csrc: $(STAMPS)/tests-plain
 	$(call say,running the C++ tests)
-	@.venv/bin/ctest --test-dir build/tests-plain --output-on-failure --no-tests=error
+	@.venv/bin/ctest --test-dir build/engine --parallel 4 --output-on-failure --no-tests=error
 
 test-sanitizers: $(STAMPS)/tests-thread $(STAMPS)/tests-address
 	$(call say,running the C++ tests under the thread and address sanitizers)
-	@.venv/bin/ctest --test-dir build/tests-thread --output-on-failure --no-tests=error
-	@.venv/bin/ctest --test-dir build/tests-address --output-on-failure --no-tests=error
+	@.venv/bin/ctest --test-dir build/tests-thread --parallel 2 --output-on-failure --no-tests=error
+	@.venv/bin/ctest --test-dir build/tests-address --parallel 2 --output-on-failure --no-tests=error
 
 test-install: $(STAMPS)/python
 	$(call say,building and installing ringdl with pip in a fresh environment without MPI)
@@ -127,9 +128,13 @@ $(STAMPS)/packages: $(STAMPS)/mpi pyproject.toml
 	@$(PIP) nanobind cmake ninja numpy ml_dtypes
 	@touch $@
 
+# `make WERROR=ON` treats warnings as errors, as CI does; the sanitizers' builds always do.
+WERROR ?= OFF
+CONFIGURE := CXX=$(CXX) .venv/bin/cmake -S csrc -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DRINGDL_TESTS=ON
+
 $(STAMPS)/engine: $(STAMPS)/packages $(ENGINE_SOURCES)
 	$(call say,compiling the engine)
-	@CXX=$(CXX) .venv/bin/cmake -S csrc -B build/engine -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja \
+	@$(CONFIGURE) -B build/engine -DRINGDL_WERROR=$(WERROR) \
 	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dnanobind_DIR="$$($(PY) -m nanobind --cmake_dir)" >/dev/null
 	@.venv/bin/cmake --build build/engine
 	@.venv/bin/cmake --install build/engine --prefix $(CURDIR) >/dev/null
@@ -150,9 +155,13 @@ $(STAMPS)/mpis: $(STAMPS)/packages
 	done
 	@touch $@
 
-$(STAMPS)/tests-plain $(STAMPS)/tests-thread $(STAMPS)/tests-address: $(STAMPS)/tests-%: $(STAMPS)/packages $(ENGINE_SOURCES) $(TEST_SOURCES)
+$(STAMPS)/tests-plain: $(STAMPS)/engine $(TEST_SOURCES)
+	$(call say,compiling the C++ tests)
+	@.venv/bin/cmake --build build/engine --target tests
+	@touch $@
+
+$(STAMPS)/tests-thread $(STAMPS)/tests-address: $(STAMPS)/tests-%: $(STAMPS)/packages $(ENGINE_SOURCES) $(TEST_SOURCES)
 	$(call say,compiling the C++ tests ($*))
-	@CXX=$(CXX) .venv/bin/cmake -S csrc -B build/tests-$* -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja \
-	  -DRINGDL_PYTHON=OFF -DRINGDL_TESTS=ON -DRINGDL_WERROR=ON -DRINGDL_SANITIZE=$(filter-out plain,$*) >/dev/null
-	@.venv/bin/cmake --build build/tests-$*
+	@$(CONFIGURE) -B build/tests-$* -DRINGDL_PYTHON=OFF -DRINGDL_WERROR=ON -DRINGDL_SANITIZE=$* >/dev/null
+	@.venv/bin/cmake --build build/tests-$* --target tests
 	@touch $@

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -15,21 +14,16 @@ import pytest
 from ringdl import Communicator, _engine
 from ringdl._settings import Settings
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests.ranks
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import tests`
+
+from tests.environments import PYTHONS
 
 RunRanks = Callable[[int, Callable[[Communicator], object]], list[object]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The argument `mpi_python` is the interpreter of each environment in RINGDL_TEST_PYTHONS.
-
-    It names one per MPI, as in "openmpi=/path/to/python mpich=/path/to/python"; the default is this
-    interpreter.
-    """
     if "mpi_python" in metafunc.fixturenames:
-        text = os.environ.get("RINGDL_TEST_PYTHONS", f"default={sys.executable}")
-        entries = dict(entry.split("=", 1) for entry in text.split())
-        metafunc.parametrize("mpi_python", entries.values(), ids=list(entries), scope="session")
+        metafunc.parametrize("mpi_python", PYTHONS.values(), ids=list(PYTHONS), scope="session")
 
 
 @pytest.fixture

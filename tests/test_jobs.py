@@ -1,8 +1,7 @@
 """Whole jobs in a subprocess: how they end, what they cost, and what they say.
 
-RINGDL_TEST_PYTHONS names the environments to launch from, one per MPI, as in
-"openmpi=/path/to/python mpich=/path/to/python"; without it, this Python. RINGDL_TEST_ALL=1 tries
-every way to end on 2 and on 3 ranks. After every job no process of it may be left.
+RINGDL_TEST_ALL=1 tries every way to end on 2 and on 3 ranks. After every job no process of it may
+be left.
 """
 
 import os
@@ -10,10 +9,10 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
@@ -21,15 +20,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.environments import PYTHONS
+
 JOBS = Path(__file__).parent / "jobs"
-PYTHONS = dict(
-    entry.split("=", 1)
-    for entry in os.environ.get("RINGDL_TEST_PYTHONS", f"default={sys.executable}").split()
-)
 EVERYTHING = os.environ.get("RINGDL_TEST_ALL") == "1"
 TIMEOUT = 60
 SOON = 5  # seconds within which a job ends once a rank has failed
 MARK = "RINGDL_TEST_JOB"
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # jobs would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,6 @@ def run_job(
     **environment: str,
 ) -> Ended:
     """Run a command in a process group of its own, as a terminal does, until nothing is left."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # the job would inherit that
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     mark = uuid.uuid4().hex
     settings = {
         MARK: mark,
@@ -151,11 +149,6 @@ def vendor_of(python: str) -> str:
     return "MPICH" if "HYDRA" in result.stdout else "Open MPI"
 
 
-@pytest.fixture(params=list(PYTHONS.values()), ids=list(PYTHONS))
-def python(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def cases(*pairs: tuple[str, int]) -> list[tuple[str, int]]:
     if not EVERYTHING:
         return list(pairs)
@@ -186,8 +179,10 @@ SAID = {
         ("kill", 3),
     ),
 )
-def test_a_rank_that_ends_ends_the_job(python: str, how: str, ranks: int, tmp_path: Path) -> None:
-    ended = run_ranks(python, ranks, "endings.py", how, folder=tmp_path)
+def test_a_rank_that_ends_ends_the_job(
+    mpi_python: str, how: str, ranks: int, tmp_path: Path
+) -> None:
+    ended = run_ranks(mpi_python, ranks, "endings.py", how, folder=tmp_path)
     assert ended.code != 0, ended.text
     assert ended.seconds_since("ends") < SOON + (how == "stall"), ended.text
     assert "the allreduce has ended" not in ended.output
@@ -198,7 +193,7 @@ def test_a_rank_that_ends_ends_the_job(python: str, how: str, ranks: int, tmp_pa
 @pytest.mark.parametrize(
     ("how", "ranks"), cases(("shutdown", 2), ("wait", 3), ("async", 2), ("buckets", 3))
 )
-def test_ctrl_c_ends_all_ranks(python: str, how: str, ranks: int, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_ranks(mpi_python: str, how: str, ranks: int, tmp_path: Path) -> None:
     pressed = 0.0
 
     def press(job: subprocess.Popen[bytes], output: Path) -> None:
@@ -210,15 +205,15 @@ def test_ctrl_c_ends_all_ranks(python: str, how: str, ranks: int, tmp_path: Path
         pressed = time.monotonic()
         os.killpg(job.pid, signal.SIGINT)
 
-    ended = run_ranks(python, ranks, "interrupted.py", how, folder=tmp_path, during=press)
+    ended = run_ranks(mpi_python, ranks, "interrupted.py", how, folder=tmp_path, during=press)
     assert ended.code != 0, ended.text
     assert ended.at - pressed < SOON, ended.text
     assert ended.output.count("here") == ranks, ended.text
     assert "was not interrupted" not in ended.output
 
 
-def test_plain_mpirun_starts_ranks(python: str, tmp_path: Path) -> None:
-    command = [mpirun_of(python), "-n", "3", python, str(JOBS / "hello.py")]
+def test_plain_mpirun_starts_ranks(mpi_python: str, tmp_path: Path) -> None:
+    command = [mpirun_of(mpi_python), "-n", "3", mpi_python, str(JOBS / "hello.py")]
     ended = run_job(command, tmp_path)
     assert ended.code == 0, ended.text
     assert sorted(ended.output.splitlines()) == [f"rank {r} of 3: [6, 6, 6]" for r in range(3)]
@@ -239,8 +234,15 @@ def test_the_wrong_mpirun_is_named(python: str, other: str, tmp_path: Path) -> N
     ), ended.text
 
 
-def test_a_launcher_without_mpi4py_is_an_error(python: str, tmp_path: Path) -> None:
-    command = [mpirun_of(python), "-n", "2", python, str(JOBS / "hello.py"), "--without-mpi4py"]
+def test_a_launcher_without_mpi4py_is_an_error(mpi_python: str, tmp_path: Path) -> None:
+    command = [
+        mpirun_of(mpi_python),
+        "-n",
+        "2",
+        mpi_python,
+        str(JOBS / "hello.py"),
+        "--without-mpi4py",
+    ]
     ended = run_job(command, tmp_path)
     assert ended.code != 0, ended.text
     assert re.search(
@@ -250,63 +252,73 @@ def test_a_launcher_without_mpi4py_is_an_error(python: str, tmp_path: Path) -> N
     ), ended.text
 
 
-def test_waiting_costs_next_to_no_cpu(python: str, tmp_path: Path) -> None:
-    ended = run_ranks(python, 2, "waiting_cost.py", folder=tmp_path)
-    assert ended.code == 0, ended.text
-    shares = re.findall(r"(\w+) \d ([\d.]+)", ended.output)
-    kinds = {kind for kind, _ in shares}
-    assert kinds == {"idle", "allreduce", "barrier", "broadcast", "buckets"}, ended.text
-    for kind, share in shares:
-        assert float(share) < (0.01 if kind == "idle" else 0.05), ended.output
+def test_waiting_costs_next_to_no_cpu(tmp_path: Path) -> None:
+    """Under all MPIs at once: whoever waits lets the others run."""
+
+    def wait(name: str) -> Ended:
+        (tmp_path / name).mkdir()
+        return run_ranks(PYTHONS[name], 2, "waiting_cost.py", folder=tmp_path / name)
+
+    with ThreadPoolExecutor() as pool:
+        jobs = list(pool.map(wait, PYTHONS))
+    for ended in jobs:
+        assert ended.code == 0, ended.text
+        shares = re.findall(r"(\w+) \d ([\d.]+)", ended.output)
+        kinds = {kind for kind, _ in shares}
+        assert kinds == {"idle", "allreduce", "barrier", "broadcast", "buckets"}, ended.text
+        for kind, share in shares:
+            assert float(share) < (0.01 if kind == "idle" else 0.05), ended.output
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_buckets_end_though_nobody_waits(python: str, ranks: int, tmp_path: Path) -> None:
-    ended = run_ranks(python, ranks, "background.py", folder=tmp_path)
+def test_buckets_end_though_nobody_waits(mpi_python: str, ranks: int, tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, ranks, "background.py", folder=tmp_path)
     assert ended.code == 0, ended.text
     seconds = re.findall(r"(\w+) ([\d.]+) \(of", ended.output)
     assert len(seconds) == 4, ended.text
     assert all(float(median) < 0.2 for _, median in seconds), ended.output
 
 
-def test_forked_children_are_refused(python: str, tmp_path: Path) -> None:
-    ended = run_ranks(python, 2, "forked.py", folder=tmp_path)
+def test_forked_children_are_refused(mpi_python: str, tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, 2, "forked.py", folder=tmp_path)
     assert ended.code == 0, ended.text
     expected = "children: 0, 1 and 0; while busy: {0}; workers: refused"
     assert ended.output.splitlines() == [expected] * 2, ended.text
 
 
-def test_one_thread_may_call_below_thread_multiple(python: str, tmp_path: Path) -> None:
-    ended = run_ranks(python, 3, "funneled.py", folder=tmp_path)
+def test_one_thread_may_call_below_thread_multiple(mpi_python: str, tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, 3, "funneled.py", folder=tmp_path)
     assert ended.code == 0, ended.text
     expected = "3 refused: ringdl was called from a second thread, but this MPI does not offer"
     assert ended.output.count(expected) == 3, ended.text
 
 
 @pytest.mark.parametrize("arguments", [(), ("--without-mpi4py",)], ids=["mpi4py", "no_mpi4py"])
-def test_alone_mpi_is_not_loaded(python: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
-    ended = run_job([python, str(JOBS / "alone.py"), *arguments], tmp_path)
+def test_alone_mpi_is_not_loaded(
+    mpi_python: str, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    ended = run_job([mpi_python, str(JOBS / "alone.py"), *arguments], tmp_path)
     assert (ended.code, ended.text) == (0, "everything works alone\n")
 
 
-def test_parts_of_the_world_are_communicators(python: str, tmp_path: Path) -> None:
-    ended = run_ranks(python, 3, "communicators.py", folder=tmp_path)
+def test_parts_of_the_world_are_communicators(mpi_python: str, tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, 3, "communicators.py", folder=tmp_path)
     assert ended.code == 0, ended.text
     assert ended.output.count("refused: ringdl needs an intracommunicator") == 3, ended.text
     assert ended.output.count("the halves are right") == 3, ended.text
 
 
 def test_a_rank_that_raises_ends_the_job_whatever_init_was_given(
-    python: str, tmp_path: Path
+    mpi_python: str, tmp_path: Path
 ) -> None:
-    ended = run_ranks(python, 2, "communicators.py", "raise", folder=tmp_path)
+    ended = run_ranks(mpi_python, 2, "communicators.py", "raise", folder=tmp_path)
     assert ended.code != 0, ended.text
     assert ended.seconds_since("ends") < SOON, ended.text
     assert "ValueError: the data are gone" in ended.errors
 
 
-def test_a_late_rank_is_not_called_wrong(python: str, tmp_path: Path) -> None:
-    ended = run_ranks(python, 3, "late.py", folder=tmp_path)
+def test_a_late_rank_is_not_called_wrong(mpi_python: str, tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, 3, "late.py", folder=tmp_path)
     assert ended.code == 0, ended.text
     assert ended.output.count("nobody was wrong") == 3, ended.text
 
@@ -314,7 +326,7 @@ def test_a_late_rank_is_not_called_wrong(python: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [(), ("late",), ("interrupted",)], ids=["together", "late", "interrupted"]
 )
-def test_shutdown(python: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
-    ended = run_ranks(python, 3, "shutdowns.py", *arguments, folder=tmp_path)
+def test_shutdown(mpi_python: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, 3, "shutdowns.py", *arguments, folder=tmp_path)
     assert ended.code == 0, ended.text
     assert ended.output.count("shut down well") == 3, ended.text

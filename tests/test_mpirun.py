@@ -1,16 +1,18 @@
 """The checks of tests/ranks under mpirun: one job per MPI and number of ranks.
 
-RINGDL_TEST_PYTHONS names the environments, see conftest.py. With RINGDL_TEST_ALL=1, all checks run
-on 1 to 8 ranks.
+With RINGDL_TEST_ALL=1, all checks run on 1 to 8 ranks.
 """
 
 import json
 import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from tests.environments import PYTHONS
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path.stem for path in (ROOT / "tests/ranks").glob("[!_]*.py"))
@@ -20,8 +22,8 @@ IS_ALL = os.environ.get("RINGDL_TEST_ALL") == "1"
 
 CORE_SIZES = range(1, 9) if IS_ALL else (1, 2, 3, 4, 8)
 TORCH_SIZES = (1, 2, 3, 4) if IS_ALL else (2, 3)
-SECONDS_SIZE = 3
-"""Checks that have to wait for seconds run at this size only, unless all are wanted."""
+SLOW_SIZES = range(2, 9) if IS_ALL else (3,)
+"""Of checks that wait for seconds."""
 
 
 def start_job(
@@ -63,11 +65,17 @@ def run_job(python: str, ranks: int, *arguments: str) -> None:
 @pytest.mark.parametrize("ranks", CORE_SIZES)
 def test_core(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    quick = [] if IS_ALL or ranks == SECONDS_SIZE else ["--quick"]
-    run_job(mpi_python, ranks, *CORE, *quick, f"--json={report}")
+    run_job(mpi_python, ranks, *CORE, "--quick", f"--json={report}")
     figures = json.loads(report.read_text())
     assert figures["size"] == ranks
     assert len(figures["seconds"]) >= (40 if ranks > 1 else 25)
+
+
+@pytest.mark.parametrize("ranks", SLOW_SIZES)
+def test_core_that_waits(ranks: int) -> None:
+    """Under several MPIs at once, as long as they are few ranks."""
+    with ThreadPoolExecutor(max(1, 9 // ranks)) as pool:
+        list(pool.map(lambda python: run_job(python, ranks, *CORE, "--slow"), PYTHONS.values()))
 
 
 @pytest.mark.parametrize("ranks", TORCH_SIZES)

@@ -82,6 +82,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", help="modules of tests.ranks (default: all)")
     parser.add_argument("--json", type=Path, help="write the seconds per check to this file")
     parser.add_argument("--quick", action="store_true", help="no checks that wait for seconds")
+    parser.add_argument("--slow", action="store_true", help="only those")
     parser.add_argument(
         "-k", dest="pattern", default="", help="only checks with this in their name"
     )
@@ -93,7 +94,8 @@ def main() -> int:
     seconds: dict[str, float] = {}
     failed: list[str] = []
     for name, check in checks_of(names, chosen.pattern):
-        if getattr(check, "ranks", 1) > size or (chosen.quick and getattr(check, "seconds", False)):
+        is_slow = getattr(check, "seconds", False)
+        if getattr(check, "ranks", 1) > size or (chosen.quick if is_slow else chosen.slow):
             continue
         begin = time.monotonic()
         texts = gather(run_check(check))

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ SIZES = {
     "buckets": (1, 2, 3, 5),
     "threads": (1, 3),
 }
-SECONDS_SIZE = 3
-"""Checks that have to wait for seconds run at this size only."""
+SLOW_SIZES = (3,) if os.environ.get("RINGDL_TEST_ALL") == "1" else ()
+"""Of checks that wait for seconds; without it, only processes do."""
 
 
 def cases():
@@ -30,7 +31,7 @@ def cases():
                 continue
             if getattr(check, "processes", False):
                 continue
-            for size in (SECONDS_SIZE,) if getattr(check, "seconds", False) else sizes:
+            for size in SLOW_SIZES if getattr(check, "seconds", False) else sizes:
                 if size >= getattr(check, "ranks", 1):
                     yield pytest.param(check, size, id=f"{module_name}-{name[6:]}-{size}")
 

@@ -3,19 +3,18 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.environments import PYTHONS
 
 ROOT = Path(__file__).parents[2]
 
 
 def _headers() -> list[Path]:
     """The mpi.h of each environment that the tests run under, and the machine's own."""
-    pythons = os.environ.get("RINGDL_TEST_PYTHONS", f"default={sys.executable}").split()
-    prefixes = [Path(python.partition("=")[2]).parents[1] for python in pythons]
-    found = [prefix / "include/mpi.h" for prefix in prefixes]
+    found = [Path(python).parents[1] / "include/mpi.h" for python in PYTHONS.values()]
     found += sorted(Path("/usr/lib").glob("*/openmpi/include/mpi.h"))
     found += sorted(Path("/usr/include").glob("*/mpich/mpi.h"))
     return [path for path in found if path.exists()]

@@ -241,17 +241,10 @@ def test_run_becomes_mpirun(
     assert capsys.readouterr().err.endswith(f"{sys.executable} '{script}' --lr 0.1\n")
 
 
-def pythons() -> dict[str, str]:
-    """The interpreters of RINGDL_TEST_PYTHONS: ``name=path name=path``."""
-    words = os.environ.get("RINGDL_TEST_PYTHONS", "").split()
-    return dict(word.split("=", 1) for word in words)
-
-
-@pytest.mark.parametrize("name", pythons() or [pytest.param("", marks=pytest.mark.skip("no MPI"))])
-def test_real_ranks_find_each_other(name: str, tmp_path: Path) -> None:
+def test_real_ranks_find_each_other(mpi_python: str, tmp_path: Path) -> None:
     script = tmp_path / "size.py"
     script.write_text("from mpi4py import MPI\nprint(f'size {MPI.COMM_WORLD.allreduce(1)}')\n")
-    run = [pythons()[name], "-m", "ringdl", "run", "-n", "3"]
+    run = [mpi_python, "-m", "ringdl", "run", "-n", "3"]
     options = {"capture_output": True, "text": True, "timeout": 120, "check": True}
     dry = subprocess.run([*run, "--dry-run", str(script)], **options)  # type: ignore[call-overload]
     assert dry.stdout == ""
