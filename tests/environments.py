@@ -1,7 +1,11 @@
-"""Where whole jobs are launched from: one Python per MPI."""
+"""Where whole jobs are launched from: one Python per MPI; and launchers that fail by themselves."""
 
 import os
 import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+Job = TypeVar("Job")
 
 PYTHONS = dict(
     entry.split("=", 1)
@@ -9,3 +13,15 @@ PYTHONS = dict(
 )
 """RINGDL_TEST_PYTHONS names them, as in "openmpi=/path/to/python mpich=/path/to/python"; without
 it, this Python. Tests get one after the other as `mpi_python`."""
+
+
+def started(launch: Callable[[], Job], text_of: Callable[[Job], str]) -> Job:
+    """What `launch` returns; again, where Open MPI's own server did not come up.
+
+    One mpirun in some thousands ends so before it has started anything, whatever the program.
+    """
+    for _ in range(2):
+        job = launch()
+        if "PMIx server's listener thread failed to start" not in text_of(job):
+            return job
+    return launch()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environments import started
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL_GPT = ("--layers=1", "--heads=2", "--width=32", "--context=32", "--batch=10", "--seed=3")
 TIMEOUT = 120
@@ -19,8 +21,11 @@ def run_example(python: str, ranks: int, script: str, *arguments: str, figures: 
     launcher = ["-m", "ringdl", "run", "-n", str(ranks)] if ranks else []
     command = [python, *launcher, str(EXAMPLES / script), *arguments, f"--json={figures}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False
+    result = started(
+        lambda: subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False
+        ),
+        lambda job: job.stderr,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout, json.loads(figures.read_text())

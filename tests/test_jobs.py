@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import PYTHONS
+from tests.environments import PYTHONS, started
 
 JOBS = Path(__file__).parent / "jobs"
 EVERYTHING = os.environ.get("RINGDL_TEST_ALL") == "1"
@@ -83,6 +83,18 @@ def run_job(
     **environment: str,
 ) -> Ended:
     """Run a command in a process group of its own, as a terminal does, until nothing is left."""
+    return started(
+        lambda: _run_job(command, folder, during, timeout, environment), lambda ended: ended.text
+    )
+
+
+def _run_job(
+    command: list[str],
+    folder: Path,
+    during: Callable[[subprocess.Popen[bytes], Path], None] | None,
+    timeout: float,
+    environment: dict[str, str],
+) -> Ended:
     mark = uuid.uuid4().hex
     settings = {
         MARK: mark,
@@ -200,6 +212,8 @@ def test_ctrl_c_ends_all_ranks(mpi_python: str, how: str, ranks: int, tmp_path: 
         nonlocal pressed
         deadline = time.monotonic() + TIMEOUT
         while output.read_text().count("here") < ranks and time.monotonic() < deadline:
+            if job.poll() is not None:
+                return
             time.sleep(0.05)
         time.sleep(0.3)
         pressed = time.monotonic()

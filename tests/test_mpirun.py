@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import PYTHONS
+from tests.environments import PYTHONS, started
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path.stem for path in (ROOT / "tests/ranks").glob("[!_]*.py"))
@@ -30,6 +30,14 @@ def start_job(
     python: str, ranks: int, *arguments: str, timeout: float = 150, **settings: str
 ) -> tuple[int, str]:
     """Start a job of tests.ranks; its exit code and its output, if it ends in time."""
+    return started(
+        lambda: _start_job(python, ranks, arguments, timeout, settings), lambda job: job[1]
+    )
+
+
+def _start_job(
+    python: str, ranks: int, arguments: tuple[str, ...], timeout: float, settings: dict[str, str]
+) -> tuple[int, str]:
     command = [python, "-m", "ringdl", "run", "-n", str(ranks), "-m", "tests.ranks", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     environment.pop("RINGDL_TIMEOUT", None)
