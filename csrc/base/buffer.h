@@ -104,4 +104,10 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
+/// The same, for as long as somebody holds it.
+inline std::shared_ptr<std::byte> allocate(size_t bytes) {
+  const auto buffer = std::make_shared<Buffer>(bytes);
+  return {buffer, buffer->data()};
+}
+
 }  // namespace ringdl

@@ -38,9 +38,23 @@ Kernels find_kernels(DType dtype, Reduction reduction, SimdLevel level) {
   return find_kernels_baseline(dtype, reduction);
 }
 
+Widening find_widening(DType dtype, SimdLevel level) {
+  switch (level) {
+    case SimdLevel::kAvx512:
+      return find_widening_avx512(dtype);
+    case SimdLevel::kAvx2:
+      return find_widening_avx2(dtype);
+    case SimdLevel::kBaseline:
+      break;
+  }
+  return find_widening_baseline(dtype);
+}
+
 #else
 
 SimdLevel detect_simd_level() { return SimdLevel::kBaseline; }
+
+Widening find_widening(DType dtype, SimdLevel) { return find_widening_baseline(dtype); }
 
 Kernels find_kernels(DType dtype, Reduction reduction, SimdLevel) {
   return find_kernels_baseline(dtype, reduction);

@@ -17,6 +17,12 @@ constexpr std::string_view name_of(Reduction reduction) {
   return names[static_cast<int>(reduction)];
 }
 
+/// What several steps take in all but the last one in place of a reduction: averages divide once.
+constexpr Reduction undivided(DType dtype, Reduction reduction) {
+  if (reduction != Reduction::kAverage) return reduction;
+  return dtype == DType::kBool ? Reduction::kProduct : Reduction::kSum;
+}
+
 /// Instruction sets that kernels are compiled for. All levels give the same bits.
 enum class SimdLevel : uint8_t { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 
@@ -45,8 +51,17 @@ struct Kernels {
   FinishKernel finish;
 };
 
+/// 16-bit floats to fp32, and back: rounded to nearest even, every NaN the positive quiet one.
+struct Widening {
+  void (*widen)(float* wide, const void* narrow, size_t count);
+  void (*narrow)(void* narrow, const float* wide, size_t count);
+};
+
 /// The kernels for one dtype and reduction. Pure, thread-safe, never fails.
 /// @param level  at most detect_simd_level()
 Kernels find_kernels(DType dtype, Reduction reduction, SimdLevel level = detect_simd_level());
+
+/// @param dtype  float16 or bfloat16
+Widening find_widening(DType dtype, SimdLevel level = detect_simd_level());
 
 }  // namespace ringdl

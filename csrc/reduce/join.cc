@@ -1,0 +1,87 @@
+#include "reduce/join.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/rounding.h"
+#include "reduce/stream.h"
+
+namespace ringdl {
+namespace {
+
+// A block of each array is reduced in the first-level cache, then written.
+constexpr size_t kBlockBytes = 2048;
+
+}  // namespace
+
+Join::Join(DType dtype, Reduction reduction, int64_t divisor)
+    : kernels_(find_kernels(dtype, reduction)),
+      item_bytes_(ringdl::item_bytes(dtype)),
+      divisor_(divisor) {
+  const bool is_rounded = reduction != Reduction::kMin && reduction != Reduction::kMax;
+  if (is_rounded && (dtype == DType::kFloat16 || dtype == DType::kBFloat16)) {
+    kernels_ = find_kernels(DType::kFloat32, reduction);
+    widening_ = find_widening(dtype);
+  }
+}
+
+Join::Join(DType dtype, CustomKernel kernel)
+    : custom_(kernel), item_bytes_(ringdl::item_bytes(dtype)) {}
+
+void Join::operator()(std::span<const std::byte* const> sources,
+                      std::span<std::byte* const> targets, size_t bytes, bool streams) const {
+  alignas(64) std::byte block[kBlockBytes];
+  const DefaultRounding rounding;
+  for (size_t begin = 0; begin < bytes; begin += kBlockBytes) {
+    const size_t part = std::min(kBlockBytes, bytes - begin);
+    if (widening_.widen != nullptr) {
+      reduce_widened(block, sources, begin, part);
+    } else {
+      reduce(block, sources, begin, part);
+    }
+    for (std::byte* const target : targets) {
+      if (streams) {
+        stream_copy(target + begin, block, part);
+      } else {
+        std::memcpy(target + begin, block, part);
+      }
+    }
+  }
+  if (streams) stream_fence();
+}
+
+void Join::reduce(std::byte* block, std::span<const std::byte* const> sources, size_t begin,
+                  size_t bytes) const {
+  std::memcpy(block, sources[0] + begin, bytes);
+  const size_t count = bytes / item_bytes_;
+  for (size_t i = 1; i < sources.size(); ++i) {
+    const std::byte* const source = sources[i] + begin;
+    if (custom_ != nullptr) {
+      custom_(block, source, static_cast<int64_t>(count));
+    } else if (i + 1 < sources.size()) {
+      kernels_.combine(block, source, count);
+    } else {
+      kernels_.finish(block, source, count, divisor_);
+    }
+  }
+}
+
+void Join::reduce_widened(std::byte* block, std::span<const std::byte* const> sources, size_t begin,
+                          size_t bytes) const {
+  constexpr size_t most = kBlockBytes / 2;
+  alignas(64) float sum[most];
+  alignas(64) float next[most];
+  const size_t count = bytes / 2;
+  widening_.widen(sum, sources[0] + begin, count);
+  for (size_t i = 1; i < sources.size(); ++i) {
+    widening_.widen(next, sources[i] + begin, count);
+    if (i + 1 < sources.size()) {
+      kernels_.combine(sum, next, count);
+    } else {
+      kernels_.finish(sum, next, count, divisor_);
+    }
+  }
+  widening_.narrow(block, sum, count);
+}
+
+}  // namespace ringdl

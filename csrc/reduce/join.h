@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "reduce/reduce.h"
+
+namespace ringdl {
+
+/// Reduces several arrays at once, in the order in which they are given, in one pass over memory.
+/// Pure; any thread.
+class Join {
+ public:
+  /// 16-bit floats are added (and multiplied) in fp32 and rounded once, in the end.
+  Join(DType dtype, Reduction reduction, int64_t divisor);
+  Join(DType dtype, CustomKernel kernel);
+
+  /// targets[t][i] = (sources[0][i] ∘ sources[1][i] ∘ ...) / divisor for all t. A target may be one
+  /// of the sources, but not overlap another way. At least one source.
+  /// @param streams  whether the targets are not read soon (see stream.h); then this ends with the
+  /// fence
+  void operator()(std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
+                  size_t bytes, bool streams) const;
+
+ private:
+  void reduce(std::byte* block, std::span<const std::byte* const> sources, size_t begin,
+              size_t bytes) const;
+  void reduce_widened(std::byte* block, std::span<const std::byte* const> sources, size_t begin,
+                      size_t bytes) const;
+
+  Kernels kernels_{};  // for fp32 if elements are widened
+  Widening widening_{};
+  CustomKernel custom_ = nullptr;
+  size_t item_bytes_;
+  int64_t divisor_ = 1;
+};
+
+}  // namespace ringdl
