@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace ringdl {
+
+/// Memory that other processes of this user on this host can map. Pages exist once they are
+/// touched, so it may be as large as the machine's memory. It has no name in any file system: it
+/// goes with the last process that holds it, whatever way that ends.
+class Segment {
+ public:
+  /// What another process needs in order to map it.
+  struct Address {
+    int64_t process;
+    int64_t descriptor;
+    uint64_t bytes;
+    uint64_t nonce;  // what it begins with
+  };
+
+  /// A new one, all zeros but for the nonce.
+  /// @throws Error  the system refuses
+  static std::shared_ptr<Segment> create(size_t bytes);
+
+  /// Maps another process's; within this process, the very same object. Null if that is not
+  /// possible, or something else is there by now.
+  static std::shared_ptr<Segment> open(const Address& address);
+
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return bytes_; }
+  Address address() const;
+
+  /// Gives the whole pages of a range back to the system: they read as zeros afterwards, in all
+  /// processes.
+  void discard(uint64_t begin, uint64_t end) const;
+
+ private:
+  Segment(int descriptor, size_t bytes, std::byte* data)
+      : descriptor_(descriptor), bytes_(bytes), data_(data) {}
+
+  const int descriptor_;  // -1: another process's
+  const size_t bytes_;
+  std::byte* const data_;
+};
+
+}  // namespace ringdl

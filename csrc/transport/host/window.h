@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "transport/host/heap.h"
+#include "transport/host/segment.h"
+
+namespace ringdl {
+
+/// Memory of this rank that the other ranks of its host see, and theirs: each rank has one segment,
+/// from which it allocates, and has mapped those of the ranks that it reaches. What lies there is
+/// named by its owner and its offset.
+///
+/// Threads: any, but reach() comes before all other use.
+class Window {
+ public:
+  /// Allocations begin at a multiple of this: a cache line, and the widest vector.
+  static constexpr uint64_t kAlignment = 64;
+
+  /// @param size  ranks of the transport
+  /// @param bytes  how much may be allocated
+  /// @throws Error  the system refuses
+  Window(int rank, int size, size_t bytes);
+
+  /// As much as the machine has memory, or, with very many ranks, as much as can be mapped.
+  /// @throws Error  the process is limited to so little that it is of no use
+  static size_t default_bytes(int local_ranks);
+
+  Segment::Address address() const { return own_->segment->address(); }
+
+  /// Maps the memory of another rank; whether that was possible. This rank's own is a no-op.
+  bool reach(int rank, const Segment::Address& address);
+  bool reaches(int rank) const { return segments_[static_cast<size_t>(rank)] != nullptr; }
+
+  /// What lies at `offset` in the memory of a rank that is reached, as this process sees it.
+  std::byte* at(int rank, uint64_t offset) const {
+    return segments_[static_cast<size_t>(rank)]->data() + offset;
+  }
+
+  /// Where `data` is in this rank's memory; nothing if it is elsewhere, or only partly there.
+  std::optional<uint64_t> offset_of(const void* data, size_t bytes) const;
+
+  /// Memory of this rank, of any content. It stays valid after the window has gone.
+  /// @throws std::bad_alloc
+  std::shared_ptr<std::byte> allocate(size_t bytes);
+
+  /// Keeps what was allocated until a counter that other ranks count up has reached a value. The
+  /// counter lies in that memory.
+  void free_once(std::shared_ptr<std::byte> memory, const std::atomic<uint64_t>& counter,
+                 uint64_t value);
+
+ private:
+  struct Kept {
+    std::shared_ptr<std::byte> memory;
+    const std::atomic<uint64_t>* counter;
+    uint64_t value;
+  };
+
+  // Held by what is allocated, too.
+  struct Own {
+    std::shared_ptr<Segment> segment;
+    std::mutex mutex;
+    Heap heap;
+    uint64_t small_bytes = 0;  // taken in small pieces
+    Own(std::shared_ptr<Segment> its_segment, uint64_t begin)
+        : segment(std::move(its_segment)), heap(begin, segment->size()) {}
+    void give_back(uint64_t begin, size_t bytes);
+  };
+
+  const std::shared_ptr<Own> own_;
+  std::vector<std::shared_ptr<Segment>> segments_;  // by rank; null: not reached
+  std::mutex kept_mutex_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace ringdl
