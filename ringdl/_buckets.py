@@ -11,6 +11,7 @@ from ringdl._communicator import Communicator
 from ringdl._default import get_communicator
 from ringdl._engine import DType, Reduction
 from ringdl._errors import MismatchError, UsageError
+from ringdl._reductions import CompressionName, wire_dtype
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,7 @@ class Buckets:
             starts early. Buckets are filled in the reverse order of `specs`, about the order in
             which a backward pass produces gradients.
         op: Average or Sum.
+        compression: what float32 travels as between hosts: see `Communicator.allreduce`.
         communicator: by default the one of `ringdl.init`.
 
     Raises:
@@ -47,6 +49,7 @@ class Buckets:
         *,
         first_bucket_bytes: int = 1 << 20,
         op: Reduction = Reduction.Average,
+        compression: CompressionName | None = None,
         communicator: Communicator | None = None,
     ) -> None:
         self.communicator = communicator or get_communicator()
@@ -55,11 +58,13 @@ class Buckets:
         gradients: list[_Spec] = []
         try:
             gradients = [_normalized(spec) for spec in specs]
+            wire_dtype(compression)
             self.plan = _engine.plan_buckets(gradients, bucket_bytes, first_bucket_bytes)
             terms = {
                 "bucket_bytes": bucket_bytes,
                 "first_bucket_bytes": first_bucket_bytes,
                 "op": op.name,
+                "compression": compression,
             }
         except UsageError as error:  # the others must hear of it
             terms = {"error": str(error)}
@@ -72,7 +77,14 @@ class Buckets:
             op,
             number,
             self.communicator._group,
+            wire_dtype(compression),
         )
+        places = self._buckets.places()
+        if places:
+            import numpy as np
+
+            others = self.communicator.allgather(np.array([places]), name="ringdl.buckets")
+            self._buckets.connect(others.tolist())
         self.communicator._shared.next_bucket = number + len(self.plan)
         self._dtypes = [dtype for _, _, dtype, _ in gradients]
 

@@ -137,6 +137,44 @@ class Communicator(Reductions, Objects):
             return None
         return self._make_group(listed, ("group", self._count("group", *listed)))
 
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+        """Make an array in memory that the ranks of this host share. Not collective.
+
+        Where all ranks of a communicator are on one host and pass such arrays, an allreduce reads
+        each of them once and writes each once, and nothing else. The array belongs to the caller
+        like any other; its memory is given back when nothing refers to it any more.
+
+        Args:
+            shape: a number of elements, or extents.
+            dtype: as NumPy knows it, or ``"bfloat16"``.
+
+        Returns:
+            A NumPy array of any content, which begins at a multiple of 64 bytes. Ordinary memory
+            where ranks share none.
+
+        Raises:
+            MemoryError: there is not so much.
+            UsageError: a negative extent.
+        """
+        import math
+        import sys
+
+        import numpy as np
+
+        if dtype == "bfloat16":
+            from ml_dtypes import bfloat16
+
+            dtype = bfloat16
+        extents = (index(shape),) if not isinstance(shape, Sequence) else tuple(map(index, shape))
+        if min(extents, default=0) < 0:
+            raise UsageError(f"empty: the shape {extents} has a negative extent")
+        kind = np.dtype(dtype)
+        byte_count = math.prod(extents) * kind.itemsize
+        if byte_count > sys.maxsize:
+            raise MemoryError(f"empty: there are no {byte_count} bytes")
+        memory = self._engine.allocate(byte_count)
+        return memory.view(kind).reshape(extents)
+
     def stats(self) -> dict[str, int | float]:
         """Count what happened since `init` on this rank, in all communicators of its engine.
 

@@ -15,6 +15,7 @@ from ringdl._communicator import Communicator, Shared
 from ringdl._errors import Error, UsageError
 from ringdl._launch import Launcher, detect
 from ringdl._settings import Settings, default_segment_bytes, read_settings
+from ringdl._window import share_memory
 
 if TYPE_CHECKING:
     from ringdl import _mpi
@@ -69,6 +70,8 @@ def _init_over_mpi(launcher: Launcher | None, comm: Any, settings: Settings) -> 
     communicator._timeout = agreed.timeout
     engine.set_segment_bytes(agreed.segment_bytes or default_segment_bytes(communicator.host_count))
     engine.set_watchdog(agreed.watchdog, agreed.debug)
+    if agreed.shared_memory and communicator.host_count < communicator.size:
+        share_memory(communicator, hosts.numbers)
     engine.forget_submitters()
     if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):  # the script has no use for it
         _engine.dump_on_signal(signal.SIGUSR1)
@@ -172,6 +175,7 @@ def _of_default(
     return function
 
 
+empty = _of_default(Communicator.empty)
 stats = _of_default(Communicator.stats)
 split = _of_default(Communicator.split)
 group = _of_default(Communicator.group)

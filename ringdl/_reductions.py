@@ -6,16 +6,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringdl import _arrays, _fusion
+from ringdl import _arrays, _engine, _fusion
 from ringdl._base import Base
-from ringdl._engine import Algorithm, Kind, Reduction
+from ringdl._engine import Algorithm, DType, Kind, Reduction
 from ringdl._errors import UsageError
 from ringdl._work import GroupedWork, Work, one_of_several_steps
 
 if TYPE_CHECKING:
     from ringdl._custom_op import CustomOp
 
-AlgorithmName = Literal["ring", "doubling", "mpi"]
+AlgorithmName = Literal["ring", "doubling", "mpi", "direct", "hierarchical"]
+CompressionName = Literal["float16", "bfloat16"]
 
 
 class Reductions(Base):
@@ -29,13 +30,15 @@ class Reductions(Base):
         timeout: float | None = None,
         *,
         algorithm: AlgorithmName | None = None,
+        compression: CompressionName | None = None,
     ) -> Any:
         """Reduce an array over all ranks; every rank gets the same bits.
 
-        Small arrays by recursive doubling (Thakur, Rabenseifner and Gropp 2005): log2(P) steps.
-        Others by the ring of Patarasuk and Yuan (2009): each rank sends and receives 2(P-1)/P of
-        the array, in segments, so that sending, receiving and reducing overlap. Below fp32, each
-        hop adds in fp32 and rounds once.
+        Ranks of one host reduce in memory that they share (see `empty`), in the order of the ranks.
+        Between hosts small arrays go by recursive doubling (Thakur, Rabenseifner and Gropp 2005):
+        log2(P) steps; others by the ring of Patarasuk and Yuan (2009): each rank sends and receives
+        2(P-1)/P of the array, in segments, so that sending, receiving and reducing overlap. Below
+        fp32, each hop adds in fp32 and rounds once.
 
         Args:
             x: a NumPy array or torch CPU tensor of any shape; same shape and dtype on all ranks.
@@ -44,9 +47,13 @@ class Reductions(Base):
                 propagate NaN. Or what `custom_op` returns.
             name: what the call is matched by; by default its number among unnamed allreduces.
             timeout: seconds until StallError.
-            algorithm: "ring", "doubling" (arrays up to a segment), or "mpi" for MPI's own
+            algorithm: "direct" (ranks that share memory), "hierarchical" (several hosts with such
+                ranks), "ring", "doubling" (arrays up to a segment), or "mpi" for MPI's own
                 Allreduce, which promises no equal bits and must be the only work in flight; the
                 same on all ranks. By default chosen by size.
+            compression: what float32 travels as between hosts, half as many bytes: "float16" or
+                "bfloat16". Sums are formed in float32, and the result is what the wire can carry,
+                the same on all ranks. Where no ring between hosts is needed nothing is rounded.
 
         Returns:
             A new array of the same kind; `x` is not changed.
@@ -56,7 +63,8 @@ class Reductions(Base):
             StallError: some rank has not come in time.
             UsageError: not an array that can be reduced.
         """
-        return self.allreduce_(_arrays.copy_of(x), op, name, timeout, algorithm=algorithm)
+        x = _arrays.copy_of(x)
+        return self.allreduce_(x, op, name, timeout, algorithm=algorithm, compression=compression)
 
     def allreduce_(
         self,
@@ -66,11 +74,18 @@ class Reductions(Base):
         timeout: float | None = None,
         *,
         algorithm: AlgorithmName | None = None,
+        compression: CompressionName | None = None,
     ) -> Any:
         """Like `allreduce`, in place: no copy is made of a contiguous array. Returns `x`."""
         if algorithm == "mpi":
             return self._allreduce_by_mpi(x, op, name, timeout)
-        return self._allreduce(x, op, name, algorithm, is_async=False).wait(timeout)
+        if name is None and algorithm is None and compression is None and self._group is None:
+            begun = self._engine.allreduce_now(x, op)
+            if begun is True:
+                return x
+            if isinstance(begun, _engine.Work):
+                return Work(self._engine, begun, self._timeout, lambda: x).wait(timeout)
+        return self._allreduce(x, op, name, algorithm, compression, is_async=False).wait(timeout)
 
     def allreduce_async(
         self,
@@ -79,9 +94,11 @@ class Reductions(Base):
         name: str | None = None,
         *,
         algorithm: AlgorithmName | None = None,
+        compression: CompressionName | None = None,
     ) -> Work:
         """Like `allreduce`, but return at once. Wait for the returned work to get the array."""
-        return self.allreduce_async_(_arrays.copy_of(x), op, name, algorithm=algorithm)
+        x = _arrays.copy_of(x)
+        return self.allreduce_async_(x, op, name, algorithm=algorithm, compression=compression)
 
     def allreduce_async_(
         self,
@@ -90,6 +107,7 @@ class Reductions(Base):
         name: str | None = None,
         *,
         algorithm: AlgorithmName | None = None,
+        compression: CompressionName | None = None,
     ) -> Work:
         """Like `allreduce_`, but return at once. `x` is off limits until the work has ended."""
         if algorithm == "mpi":
@@ -97,7 +115,7 @@ class Reductions(Base):
                 "MPI's own allreduce is blocking only; call allreduce() or allreduce_(), or take "
                 "another algorithm"
             )
-        return self._allreduce(x, op, name, algorithm, is_async=True)
+        return self._allreduce(x, op, name, algorithm, compression, is_async=True)
 
     def grouped_allreduce(
         self,
@@ -158,7 +176,7 @@ class Reductions(Base):
         works = []
         for number, (operand, _) in enumerate(parts):
             part_name = None if name is None else f"{name} ({number + 1} of {len(parts)})"
-            works.append(self._reduce(operand, op, part_name, None, is_async=True))
+            works.append(self._reduce(operand, op, part_name, None, None, is_async=True))
 
         def finish() -> list[Any]:
             for part in parts:
@@ -210,11 +228,12 @@ class Reductions(Base):
         op: Reduction | CustomOp,
         name: str | None,
         algorithm: AlgorithmName | None,
+        compression: CompressionName | None,
         *,
         is_async: bool,
     ) -> Work:
         operand = _arrays.operand(x, written=True)
-        return self._reduce(operand, op, name, algorithm, is_async=is_async)
+        return self._reduce(operand, op, name, algorithm, compression, is_async=is_async)
 
     def _reduce(
         self,
@@ -222,6 +241,7 @@ class Reductions(Base):
         op: Reduction | CustomOp,
         name: str | None,
         algorithm: AlgorithmName | None,
+        compression: CompressionName | None,
         *,
         is_async: bool,
     ) -> Work:
@@ -231,6 +251,7 @@ class Reductions(Base):
             name,
             lambda _: operand.write_back(),
             algorithm=None if algorithm is None else _algorithm(algorithm),
+            compression=wire_dtype(compression),
             is_async=is_async,
             **_operation(op, operand),
         )
@@ -262,13 +283,27 @@ class Reductions(Base):
             raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
         operand = _arrays.operand(x, written=True)
         with one_of_several_steps():
-            self._reduce(operand, op, name, "mpi", is_async=False).wait(timeout)  # all have come
+            work = self._reduce(operand, op, name, "mpi", None, is_async=False)
+            work.wait(timeout)  # all have come
         self._reduce_by_mpi(operand, op)
         return operand.write_back()
 
     @abstractmethod
     def _reduce_by_mpi(self, operand: _arrays.Operand, op: Reduction) -> None:
         """MPI's own Allreduce, in place, once all ranks are known to have come."""
+
+
+def wire_dtype(name: str | None) -> DType | None:
+    """What `compression` means.
+
+    Raises:
+        UsageError: there is no such dtype.
+    """
+    if name is None:
+        return None
+    if name not in ("float16", "bfloat16"):
+        raise UsageError(f"compression is {name!r}; take 'float16', 'bfloat16' or None")
+    return DType[name]
 
 
 def _algorithm(name: str) -> Algorithm:

@@ -23,12 +23,15 @@ class Settings:
             `default_segment_bytes`.
         watchdog: seconds after which a work in flight is told of on stderr, with the ranks that it
             waits for (RINGDL_WATCHDOG; 0: never).
+        shared_memory: whether ranks of one host use one another's memory (RINGDL_SHARED_MEMORY=0:
+            no).
         debug: whether all ranks that have such a work then print all of theirs (RINGDL_DEBUG=1).
     """
 
     timeout: float = 600.0
     segment_bytes: int | None = None
     watchdog: float = 60.0
+    shared_memory: bool = True
     debug: bool = False
 
 
@@ -60,6 +63,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         timeout=Settings.timeout if timeout is None else float(timeout),
         segment_bytes=None if segment_bytes is None else int(segment_bytes),
         watchdog=Settings.watchdog if watchdog is None else float(watchdog),
+        shared_memory=environ.get("RINGDL_SHARED_MEMORY", "1") != "0",
         debug=environ.get("RINGDL_DEBUG", "0") not in ("", "0"),
     )
 

@@ -13,12 +13,13 @@ import pytest
 
 from ringdl import Communicator, _engine
 from ringdl._settings import Settings
+from ringdl._window import share_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import tests`
 
 from tests.environments import PYTHONS
 
-RunRanks = Callable[[int, Callable[[Communicator], object]], list[object]]
+RunRanks = Callable[..., list[object]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,12 +35,16 @@ def run_ranks() -> RunRanks:
     shuts down like the others, so whoever waits for it hears of it.
     """
 
-    def run(size: int, function: Callable[[Communicator], object]) -> list[object]:
+    def run(
+        size: int, function: Callable[[Communicator], object], shares_memory: bool = False
+    ) -> list[object]:
         results: list[object] = [None] * size
         failures = [""] * size
 
         def rank(communicator: Communicator) -> None:
             try:
+                if shares_memory:
+                    assert share_memory(communicator, [0] * size)
                 results[communicator.rank] = function(communicator)
             except BaseException:
                 failures[communicator.rank] = traceback.format_exc()

@@ -145,8 +145,13 @@ def test_hosts_are_told_apart(mpi_python: str, layout: list[int]) -> None:
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
     ("layout", "modules", "least"),
-    [("1+1+1+1", ["collectives", "mismatches"], 14), ("3+1", ["mismatches"], 7)],
-    ids=["1+1+1+1", "3+1"],
+    [
+        ("1+1+1+1", ["collectives", "mismatches"], 14),
+        ("3+1", ["mismatches"], 7),
+        ("2+2", ["buckets", "shared"], 20),
+        ("1+2+3", ["buckets"], 8),
+    ],
+    ids=["1+1+1+1", "3+1", "2+2", "1+2+3"],
 )
 def test_checks_hold_on_hosts(
     mpi_python: str, layout: str, modules: list[str], least: int, tmp_path: Path

@@ -79,6 +79,12 @@ def test_core(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     assert len(figures["seconds"]) >= (40 if ranks > 1 else 25)
 
 
+def test_core_without_shared_memory(mpi_python: str) -> None:
+    modules = ("allreduces", "buckets", "mismatches", "protocol", "reductions", "shared")
+    code, output = start_job(mpi_python, 3, *modules, "--quick", RINGDL_SHARED_MEMORY="0")
+    assert code == 0, output
+
+
 @pytest.mark.parametrize("ranks", SLOW_SIZES)
 def test_core_that_waits(ranks: int) -> None:
     """Under several MPIs at once, as long as they are few ranks."""

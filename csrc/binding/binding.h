@@ -12,6 +12,7 @@
 
 #include "base/dtype.h"
 #include "engine/engine.h"
+#include "transport/host/window.h"
 
 /// What the files of the binding share. Every call into the engine that takes its lock lets go of
 /// the GIL: whoever holds the lock may want the GIL, as a custom_op that raises does.
@@ -57,6 +58,7 @@ struct Held {
 /// An engine and what is in flight in it.
 struct Communicator {
   std::shared_ptr<Engine> engine;
+  std::shared_ptr<Window> window;                // until the engine uses it
   std::unordered_map<uint64_t, Held> in_flight;  // by work; touched with the GIL held
 
   Communicator() = default;

@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -72,7 +73,7 @@ void bind_buckets(nb::module_& module) {
           "__init__",
           [](Buckets* self, const Communicator& communicator, const std::vector<Spec>& specs,
              int64_t bucket_bytes, int64_t first_bucket_bytes, Reduction reduction,
-             int64_t first_number, const SharedGroup& group) {
+             int64_t first_number, const SharedGroup& group, std::optional<DType> compression) {
             std::vector<GradientSpec> gradients = gradients_of(specs);
             BucketPlan plan = plan_buckets(gradients, bucket_bytes, first_bucket_bytes);
             const auto& engine = communicator.engine;
@@ -81,13 +82,21 @@ void bind_buckets(nb::module_& module) {
               const nb::gil_scoped_release release;
               buckets = std::make_unique<GradientBuckets>(
                   engine, std::move(gradients), std::move(plan), reduction, first_number,
-                  group ? group : engine->group_of_all_ranks());
+                  group ? group : engine->group_of_all_ranks(), compression);
             }
             new (self) Buckets(std::move(buckets));
           },
           nb::arg("communicator"), nb::arg("specs"), nb::arg("bucket_bytes"),
           nb::arg("first_bucket_bytes"), nb::arg("reduction"), nb::arg("first_number"),
-          nb::arg("group").none())
+          nb::arg("group").none(), nb::arg("compression").none())
+      .def("places", [](Buckets& self) { return self.own->places(); })
+      .def(
+          "connect",
+          [](Buckets& self, const std::vector<std::vector<int64_t>>& places) {
+            const nb::gil_scoped_release release;
+            self.own->connect(places);
+          },
+          nb::arg("places"))
       .def("numpy_view",
            [](nb::handle_t<Buckets> self, int index) { return view<nb::numpy>(self, index, true); })
       .def("dlpack_view", [](nb::handle_t<Buckets> self,

@@ -6,10 +6,13 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <tuple>
 #include <utility>
 
+#include "base/error.h"
 #include "binding/binding.h"
+#include "transport/host/window.h"
 #include "transport/loopback/loopback.h"
 #include "transport/mpi/mpi.h"
 
@@ -22,9 +25,17 @@ std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array>
                              std::optional<DType> dtype, Reduction reduction, int root,
                              const std::string& name, SharedGroup group,
                              std::optional<Algorithm> algorithm, nb::handle operation,
-                             std::vector<int64_t> splits, std::optional<Array> output) {
-  Call call{kind, {}, reduction, root, {}, name, std::move(group), algorithm, {}, {}, nullptr};
+                             std::vector<int64_t> splits, std::optional<Array> output,
+                             std::optional<DType> compression) {
+  Call call;
+  call.kind = kind;
+  call.reduction = reduction;
+  call.root = root;
+  call.name = name;
+  call.group = std::move(group);
+  call.algorithm = algorithm;
   call.splits = std::move(splits);
+  call.compression = compression;
   void* data = nullptr;
   if (array) {
     ArrayView view = view_of(*array, dtype);
@@ -47,6 +58,37 @@ std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array>
   return work;
 }
 
+// Allreduce in place of a NumPy array by all ranks: True if it is done, a work if it is under
+// way, None if it has to go through submit().
+nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op) {
+  if (!self.engine->has_slots() || std::strcmp(Py_TYPE(x.ptr())->tp_name, "numpy.ndarray") != 0) {
+    return nb::none();
+  }
+  Call call;
+  nb::ndarray<> array;  // read-only ones are not
+  if (!nb::try_cast(op, call.reduction) || !nb::try_cast(x, array)) return nb::none();
+  const Array same(array);
+  call.kind = Kind::kAllreduce;
+  try {
+    ArrayView view = view_of(same, std::nullopt);
+    call.dtype = view.dtype;
+    call.shape = std::move(view.shape);
+  } catch (const UsageError&) {
+    return nb::none();
+  }
+  std::shared_ptr<Work> work;
+  {
+    const nb::gil_scoped_release release;
+    work = self.engine->allreduce_now(call, array.data());
+  }
+  if (!work) return nb::bool_(true);
+  if (!work->released.load()) {
+    self.in_flight.emplace(work->id, Held{same, std::nullopt, nb::none()});
+  }
+  self.let_go_of_ended();
+  return nb::cast(work);
+}
+
 // What a collective has collected: the bytes from each rank, and all of them.
 std::tuple<std::vector<int64_t>, Bytes> take_gathered(Work& work) {
   Gathered& gathered = *work.collective->gathered();
@@ -55,6 +97,20 @@ std::tuple<std::vector<int64_t>, Bytes> take_gathered(Work& work) {
   static uint8_t nothing;
   void* data = buffer->size() > 0 ? static_cast<void*>(buffer->data()) : &nothing;
   return {gathered.lengths, Bytes(data, {buffer->size()}, owner)};
+}
+
+// Bytes in shared memory if there is any.
+Bytes allocate_array(const Communicator& self, size_t bytes) {
+  std::shared_ptr<std::byte> memory;
+  {
+    const nb::gil_scoped_release release;
+    memory = self.engine->allocate(bytes);
+  }
+  std::byte* const data = memory.get();
+  const nb::capsule owner(new std::shared_ptr<std::byte>(std::move(memory)), [](void* p) noexcept {
+    delete static_cast<std::shared_ptr<std::byte>*>(p);
+  });
+  return Bytes(data, {bytes}, owner);
 }
 
 std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Transport> transport,
@@ -99,7 +155,8 @@ void bind_communicator(nb::module_& module) {
            nb::arg("reduction") = Reduction::kSum, nb::arg("root") = -1, nb::arg("name") = "",
            nb::arg("group").none() = nb::none(), nb::arg("algorithm").none() = nb::none(),
            nb::arg("operation").none() = nb::none(), nb::arg("splits") = std::vector<int64_t>{},
-           nb::arg("output").none() = nb::none())
+           nb::arg("output").none() = nb::none(), nb::arg("compression").none() = nb::none())
+      .def("allreduce_now", &allreduce_now, nb::arg("x").none(), nb::arg("op").none())
       .def(
           "group",
           [](const Communicator& self, std::vector<int> ranks, uint64_t salt) {
@@ -145,6 +202,33 @@ void bind_communicator(nb::module_& module) {
              const nb::gil_scoped_release release;
              self.engine->set_segment_bytes(bytes);
            })
+      .def(
+          "open_window",
+          [](Communicator& self, int local_ranks) {
+            self.window = std::make_shared<Window>(self.engine->rank(), self.engine->size(),
+                                                   Window::default_bytes(local_ranks));
+            const Segment::Address address = self.window->address();
+            return std::make_tuple(address.process, address.descriptor, address.bytes,
+                                   address.nonce);
+          },
+          nb::arg("local_ranks"))
+      .def(
+          "reach",
+          [](Communicator& self, int rank,
+             std::tuple<int64_t, int64_t, uint64_t, uint64_t> address) {
+            const auto [process, descriptor, bytes, nonce] = address;
+            return self.window->reach(rank, {process, descriptor, bytes, nonce});
+          },
+          nb::arg("rank"), nb::arg("address"))
+      .def(
+          "use_window",
+          [](Communicator& self, std::vector<int> hosts) {
+            const nb::gil_scoped_release release;
+            self.engine->set_window(self.window, std::move(hosts));
+          },
+          nb::arg("hosts"))
+      .def("close_window", [](Communicator& self) { self.window.reset(); })
+      .def("allocate", &allocate_array, nb::arg("byte_count"))
       .def("set_may_spin",
            [](Communicator& self, bool may_spin) {
              const nb::gil_scoped_release release;

@@ -1,4 +1,5 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <signal.h>
 
@@ -9,6 +10,7 @@
 #include "binding/binding.h"
 #include "engine/engine.h"
 #include "reduce/reduce.h"
+#include "reduce/stream.h"
 
 namespace ringdl::binding {
 namespace {
@@ -95,9 +97,22 @@ NB_MODULE(_engine, module) {
   nb::enum_<Algorithm>(module, "Algorithm")
       .value("ring", Algorithm::kRing)
       .value("doubling", Algorithm::kDoubling)
-      .value("mpi", Algorithm::kMpi);
+      .value("mpi", Algorithm::kMpi)
+      .value("direct", Algorithm::kDirect)
+      .value("hierarchical", Algorithm::kHierarchical);
 
   module.def("dump_on_signal", &dump_on_signal, nb::arg("signal"));
+  module.def(
+      "stream_copy",
+      [](const nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig>& into,
+         const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>& from) {
+        if (into.size() != from.size()) throw UsageError("stream_copy: lengths differ");
+        const nb::gil_scoped_release release;
+        stream_copy(reinterpret_cast<std::byte*>(into.data()),
+                    reinterpret_cast<const std::byte*>(from.data()), from.size());
+        stream_fence();
+      },
+      nb::arg("into"), nb::arg("source"));
   module.def("simd_level", [] { return std::string(name_of(detect_simd_level())); });
 
   bind_communicator(module);

@@ -28,10 +28,10 @@ void write_one(std::byte* at, DType dtype) {
 
 }  // namespace
 
-BucketStorage::BucketStorage(BucketPlan plan) : plan_(std::move(plan)) {
+BucketStorage::BucketStorage(BucketPlan plan, const Allocate& allocate) : plan_(std::move(plan)) {
   for (const BucketLayout& bucket : plan_.buckets) {
-    buffers_.emplace_back(bucket.bytes);
-    std::memset(buffers_.back().data(), 0, bucket.bytes);
+    buckets_.push_back(allocate(bucket.bytes));
+    std::memset(buckets_.back().get(), 0, bucket.bytes);
   }
 }
 
@@ -61,7 +61,7 @@ void BucketStorage::set_produced(int index, size_t bytes, bool produced) {
 bool BucketStorage::is_produced(int index) const {
   const Placement& placement = plan_.placements[static_cast<size_t>(index)];
   const auto number = static_cast<size_t>(placement.bucket);
-  const std::byte* flag = buffers_[number].data() + flag_begin(index);
+  const std::byte* flag = buckets_[number].get() + flag_begin(index);
   return std::any_of(flag, flag + item_bytes(plan_.buckets[number].dtype),
                      [](std::byte byte) { return byte != std::byte{0}; });
 }

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <memory>
 #include <vector>
 
-#include "base/buffer.h"
 #include "bucket/plan.h"
 
 namespace ringdl {
@@ -14,9 +16,12 @@ namespace ringdl {
 /// afterwards a flag is positive if any rank produced its gradient.
 class BucketStorage {
  public:
-  explicit BucketStorage(BucketPlan plan);
+  /// Gives so many bytes, at a multiple of 64.
+  using Allocate = std::function<std::shared_ptr<std::byte>(size_t bytes)>;
 
-  std::byte* bucket(int number) { return buffers_[static_cast<size_t>(number)].data(); }
+  BucketStorage(BucketPlan plan, const Allocate& allocate);
+
+  std::byte* bucket(int number) { return buckets_[static_cast<size_t>(number)].get(); }
   std::byte* gradient(int index);
 
   /// Notes what this rank contributes; a gradient that is not produced is set to zero.
@@ -28,7 +33,7 @@ class BucketStorage {
   size_t flag_begin(int index) const;
 
   const BucketPlan plan_;
-  std::vector<Buffer> buffers_;
+  std::vector<std::shared_ptr<std::byte>> buckets_;
 };
 
 }  // namespace ringdl

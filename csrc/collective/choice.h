@@ -7,10 +7,16 @@
 namespace ringdl {
 
 /// How an allreduce is computed. The values travel in headers, so they never change.
-enum class Algorithm : uint8_t { kRing = 0, kDoubling = 1, kMpi = 2 };
+enum class Algorithm : uint8_t {
+  kRing = 0,
+  kDoubling = 1,
+  kMpi = 2,
+  kDirect = 3,
+  kHierarchical = 4
+};
 
 constexpr std::string_view name_of(Algorithm algorithm) {
-  constexpr std::string_view names[] = {"ring", "doubling", "mpi"};
+  constexpr std::string_view names[] = {"ring", "doubling", "mpi", "direct", "hierarchical"};
   return names[static_cast<int>(algorithm)];
 }
 
@@ -19,8 +25,12 @@ constexpr std::string_view name_of(Algorithm algorithm) {
 /// ranks choose alike.
 inline constexpr size_t kDoublingBytes = 16 << 10;
 
-constexpr Algorithm choose_allreduce(size_t bytes) {
-  return bytes <= kDoublingBytes ? Algorithm::kDoubling : Algorithm::kRing;
+/// @param size  ranks
+/// @param hosts  groups of ranks that share memory; `size` if none do
+constexpr Algorithm choose_allreduce(size_t bytes, int size, int hosts) {
+  if (bytes <= kDoublingBytes) return Algorithm::kDoubling;
+  if (hosts == size) return Algorithm::kRing;
+  return hosts == 1 ? Algorithm::kDirect : Algorithm::kHierarchical;
 }
 
 }  // namespace ringdl

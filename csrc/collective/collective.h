@@ -28,6 +28,13 @@ class Collective {
   /// and its messages have ended. Not to be called after that.
   virtual bool step(Channel& channel) = 0;
 
+  /// What it has reduced in memory that other ranks write to, in pieces, or -1 if there is none. In
+  /// such memory things happen without messages: step() is then called at each look.
+  virtual int64_t pieces() const { return -1; }
+
+  /// Whether a rank is known to have come otherwise than by a message.
+  virtual bool has_met(int) const { return false; }
+
   /// Once done: what it has collected, if the result's size is only known then.
   virtual Gathered* gathered() { return nullptr; }
 

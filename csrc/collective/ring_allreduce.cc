@@ -6,26 +6,30 @@ namespace ringdl {
 
 // The array is cut into P chunks and each chunk into K segments. Message m of the 2(P-1)K that each
 // rank sends to the next one is segment m mod K of step m div K:
-//   steps 0 .. P-2    (reduce-scatter) rank r sends its partial sum of chunk r-s-1, receives that
-//   of
-//                     chunk r-s-2 and adds its own; after them it holds the full sum of chunk r;
+//   steps 0 .. P-2    (reduce-scatter) rank r sends its partial sum of chunk r-s-1 and adds what it
+//                     receives to that of chunk r-s-2; in the end it holds the sum of chunk r;
 //   steps P-1 ..      (allgather) rank r sends chunk r-s', receives chunk r-s'-1, s' = s-(P-1).
 // So what message m carries was received as message m-K, in both halves: message m may be sent once
 // m-K messages are in place, the first K at once; at most 2 kDepth are on their way.
 // Where a received message goes: in the first half into one of kDepth slots, so at most kDepth are
 // posted beyond those already added; in the second half straight to its place, once the segment
-// that was sent from there, K(P-1) messages before, has left.
+// that was sent from there, K(P-1) messages before, has left. With a codec all go into slots, and
+// what is sent is packed into one of 2 kDepth others.
 
 RingAllreduce::RingAllreduce(std::byte* data, size_t bytes, Reducer reducer, int rank, int size,
-                             size_t segment_bytes)
+                             size_t segment_bytes, Codec codec)
     : data_(data),
       reducer_(reducer),
       rank_(rank),
       size_(size),
       partition_(bytes, size, segment_bytes),
       messages_(2 * static_cast<int64_t>(size - 1) * partition_.segments()),
-      slot_bytes_(partition_.segment_bytes()),
-      scratch_(slot_bytes_ * static_cast<size_t>(std::min<int64_t>(kDepth, messages_ / 2))) {}
+      codec_(codec),
+      slot_bytes_(codec.wire_bytes(partition_.segment_bytes())),
+      scratch_(slot_bytes_ * static_cast<size_t>(
+                                 std::min<int64_t>(kDepth, messages_ / (codec.shrinks() ? 1 : 2)))),
+      packed_(codec.shrinks() ? slot_bytes_ * 2 * kDepth : 0),
+      unpacked_(codec.shrinks() ? partition_.segment_bytes() : 0) {}
 
 Span RingAllreduce::sent_span(int64_t message) const {
   const int step = static_cast<int>(message / partition_.segments());
@@ -44,7 +48,7 @@ Span RingAllreduce::received_span(int64_t message) const {
 void RingAllreduce::prepare(Channel& channel) {
   const int previous = (rank_ + size_ - 1) % size_;
   while (posted_ < std::min<int64_t>(kDepth, messages_ / 2)) {
-    channel.receive(previous, slot(posted_), received_span(posted_).bytes);
+    channel.receive(previous, slot(posted_), codec_.wire_bytes(received_span(posted_).bytes));
     ++posted_;
   }
 }
@@ -56,11 +60,11 @@ bool RingAllreduce::post_receives(Channel& channel) {
   while (posted_ < messages_ && posted_ < taken_ + kDepth) {
     const Span span = received_span(posted_);
     std::byte* target = slot(posted_);
-    if (!reduces(posted_)) {
+    if (!reduces(posted_) && !codec_.shrinks()) {
       if (channel.sent(next) <= posted_ - messages_ / 2) break;
       target = data_ + span.begin;
     }
-    channel.receive(previous, target, span.bytes);
+    channel.receive(previous, target, codec_.wire_bytes(span.bytes));
     ++posted_;
     moved = true;
   }
@@ -71,20 +75,36 @@ bool RingAllreduce::take_received(Channel& channel) {
   const int64_t received = channel.received((rank_ + size_ - 1) % size_);
   const bool moved = taken_ < received;
   while (taken_ < received) {
-    if (reduces(taken_)) {
-      const Span span = received_span(taken_);
-      const bool last = taken_ + partition_.segments() >= messages_ / 2;
-      if (last) {
-        reducer_.finish(data_ + span.begin, slot(taken_), span.bytes);
-      } else {
-        reducer_.combine(data_ + span.begin, slot(taken_), span.bytes);
-      }
-    }
+    take(taken_);
     ++taken_;
     post_sends(channel);
     post_receives(channel);
   }
   return moved;
+}
+
+void RingAllreduce::take(int64_t message) {
+  const Span span = received_span(message);
+  std::byte* const into = data_ + span.begin;
+  const std::byte* from = slot(message);
+  if (!reduces(message)) {
+    if (codec_.shrinks()) codec_.unpack(into, from, span.bytes);
+    return;
+  }
+  if (codec_.shrinks()) {
+    codec_.unpack(unpacked_.data(), from, span.bytes);
+    from = unpacked_.data();
+  }
+  const bool is_last = message + partition_.segments() >= messages_ / 2;
+  if (!is_last) {
+    reducer_.combine(into, from, span.bytes);
+    return;
+  }
+  reducer_.finish(into, from, span.bytes);
+  if (codec_.shrinks()) {
+    codec_.pack(unpacked_.data(), into, span.bytes);
+    codec_.unpack(into, unpacked_.data(), span.bytes);
+  }
 }
 
 bool RingAllreduce::post_sends(Channel& channel) {
@@ -93,7 +113,12 @@ bool RingAllreduce::post_sends(Channel& channel) {
   while (launched_ < messages_ && launched_ < taken_ + partition_.segments() &&
          launched_ < channel.sent(next) + 2 * kDepth) {
     const Span span = sent_span(launched_);
-    channel.send(next, data_ + span.begin, span.bytes);
+    const std::byte* from = data_ + span.begin;
+    if (codec_.shrinks()) {
+      codec_.pack(packed(launched_), from, span.bytes);
+      from = packed(launched_);
+    }
+    channel.send(next, from, codec_.wire_bytes(span.bytes));
     ++launched_;
     moved = true;
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "base/buffer.h"
+#include "collective/codec.h"
 #include "collective/collective.h"
 #include "collective/partition.h"
 #include "collective/reducer.h"
@@ -21,8 +22,10 @@ class RingAllreduce final : public Collective {
 
   /// @param data   `bytes` bytes, this rank's contribution and then the result; the caller's
   /// @param segment_bytes  what travels and is reduced at once; the same on all ranks
+  /// @param codec  the same on all ranks. Partial sums stay as wide as elements are; the result is
+  /// what the wire can carry, on its owner, too
   RingAllreduce(std::byte* data, size_t bytes, Reducer reducer, int rank, int size,
-                size_t segment_bytes);
+                size_t segment_bytes, Codec codec = {});
 
   void prepare(Channel& channel) override;
   bool step(Channel& channel) override;
@@ -35,6 +38,10 @@ class RingAllreduce final : public Collective {
   std::byte* slot(int64_t message) {
     return scratch_.data() + static_cast<size_t>(message % kDepth) * slot_bytes_;
   }
+  std::byte* packed(int64_t message) {  // of a sent one
+    return packed_.data() + static_cast<size_t>(message % (2 * kDepth)) * slot_bytes_;
+  }
+  void take(int64_t message);
   bool post_receives(Channel& channel);
   bool take_received(Channel& channel);
   bool post_sends(Channel& channel);
@@ -48,8 +55,11 @@ class RingAllreduce final : public Collective {
   int64_t posted_ = 0;    // receives
   int64_t taken_ = 0;     // received messages that are in `data_`
   int64_t launched_ = 0;  // sends
+  Codec codec_;
   size_t slot_bytes_;
   Buffer scratch_;
+  Buffer packed_;    // with a codec: what is on its way to the next rank,
+  Buffer unpacked_;  // and one segment
 };
 
 }  // namespace ringdl

@@ -8,8 +8,9 @@
 namespace ringdl {
 
 void Engine::add_bucket(int64_t number, std::shared_ptr<const void> memory, void* data,
-                        size_t bytes, DType dtype, Reduction reduction, const std::string& label,
-                        const SharedGroup& group) {
+                        size_t bytes, DType dtype, Reduction reduction, Codec codec,
+                        const std::string& label, const SharedGroup& group,
+                        std::optional<SharedArrays> shared) {
   Lock lock = lock_for_call();
   if (buckets_.contains(number)) {
     throw UsageError("bucket " + std::to_string(number) + " exists already");
@@ -20,8 +21,10 @@ void Engine::add_bucket(int64_t number, std::shared_ptr<const void> memory, void
   bucket.bytes = bytes;
   bucket.dtype = dtype;
   bucket.reduction = reduction;
+  bucket.codec = codec;
   bucket.label = label;
   bucket.group = group;
+  bucket.shared = std::move(shared);
   bucket_next_[number] = group->ranks[static_cast<size_t>((group->rank + 1) % group->size())];
   const Key key{KeySpace::kBucket, static_cast<uint64_t>(number), 0};
   bucket.failure = matching_.take(key).failure;  // another rank has dropped it already
@@ -44,12 +47,29 @@ void Engine::prepare_bucket(int64_t number, Bucket& bucket) {
   work->bucket_channel = std::make_unique<BucketChannel>(
       context(bucket.group), tag_layout_.bucket_tag(number, key.instance),
       [this, raw = work.get()] { touch(*raw); });
-  work->collective = std::make_unique<RingAllreduce>(
-      bucket.data, bucket.bytes, Reducer(bucket.dtype, bucket.reduction, group.size()), group.rank,
-      group.size(), options_.segment_bytes);
+  work->collective = make_bucket_collective(bucket, key.instance);
   if (group.size() > 1) work->collective->prepare(*work->bucket_channel);
   bucket.running.reset();
   bucket.prepared = std::move(work);
+}
+
+std::unique_ptr<Collective> Engine::make_bucket_collective(const Bucket& bucket,
+                                                           uint64_t instance) {
+  const Group& group = *bucket.group;
+  const Reducer reducer(bucket.dtype, bucket.reduction, group.size());
+  if (!bucket.shared) {
+    return std::make_unique<RingAllreduce>(bucket.data, bucket.bytes, reducer, group.rank,
+                                           group.size(), options_.segment_bytes, bucket.codec);
+  }
+  if (shares_memory(group)) {
+    const Join join(bucket.dtype, bucket.reduction, group.size());
+    return std::make_unique<DirectAllreduce>(*bucket.shared, instance, bucket.bytes, join,
+                                             group.rank);
+  }
+  const Join join(bucket.dtype, undivided(bucket.dtype, bucket.reduction), 1);
+  return std::make_unique<HierarchicalAllreduce>(
+      find_layout(group), LocalArrays{*bucket.shared, bucket.data, false}, instance, bucket.bytes,
+      join, reducer, options_.segment_bytes, bucket.codec);
 }
 
 std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
@@ -70,9 +90,7 @@ std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
   work->begin_ns = now_ns();
   in_flight_[work->key] = work;
   work->state = Work::State::kRunning;
-  if (work->collective->step(*work->bucket_channel)) {
-    finish(work);
-  } else {
+  if (!step(work)) {
     check_previous_left(work);
     progress();
   }

@@ -9,6 +9,7 @@
 #include "collective/barrier.h"
 #include "collective/broadcast.h"
 #include "collective/gather.h"
+#include "collective/host_allreduce.h"
 #include "collective/recursive_doubling.h"
 #include "collective/ring_allreduce.h"
 #include "collective/ring_reduce_scatter.h"
@@ -27,6 +28,28 @@ int64_t rows_of(const Call& call) { return call.shape.empty() ? 1 : call.shape[0
 Reducer reducer_of(const Call& call, int size) {
   if (call.operation.kernel != nullptr) return {call.dtype, call.operation.kernel};
   return {call.dtype, call.reduction, size};
+}
+
+Codec codec_of(const Call& call) { return call.compression ? Codec(*call.compression) : Codec(); }
+
+// Over the ranks of a host.
+Join join_of(const Call& call, const HostLayout& layout) {
+  if (call.operation.kernel != nullptr) return {call.dtype, call.operation.kernel};
+  if (layout.hosts.size() > 1) return {call.dtype, undivided(call.dtype, call.reduction), 1};
+  return {call.dtype, call.reduction, layout.local_size()};
+}
+
+void refuse_compression(const Call& call) {
+  const bool is_sum = call.reduction == Reduction::kSum || call.reduction == Reduction::kAverage;
+  const bool is_narrow =
+      *call.compression == DType::kFloat16 || *call.compression == DType::kBFloat16;
+  if (call.kind == Kind::kAllreduce && call.dtype == DType::kFloat32 && is_narrow && is_sum &&
+      call.operation.kernel == nullptr) {
+    return;
+  }
+  throw UsageError(
+      "compression is for sums and averages of float32, which then travels as float16 or bfloat16; "
+      "leave it out");
 }
 
 // The bytes for each rank; `splits` are its rows.
@@ -60,10 +83,22 @@ size_t row_bytes(const Call& call) {
 
 size_t bytes_of(const Call& call) { return row_bytes(call) * static_cast<size_t>(rows_of(call)); }
 
-Description describe(const Call& call) {
+uint64_t digest_of(const Call& call) {
+  const auto mix = [](uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+    return hash ^ (hash >> 32);
+  };
+  uint64_t digest = mix(static_cast<uint64_t>(call.dtype), static_cast<uint64_t>(call.reduction));
+  digest = mix(digest, call.shape.size());
+  for (const int64_t extent : call.shape) digest = mix(digest, static_cast<uint64_t>(extent));
+  return digest;
+}
+
+Description describe(const Call& call, int size, int hosts) {
   Description description;
   description.kind = call.kind;
   description.dtype = call.dtype;
+  description.wire = call.dtype;
   description.reduction = call.reduction;
   description.root = call.root;
   description.dimensions = static_cast<int32_t>(call.shape.size());
@@ -78,16 +113,19 @@ Description describe(const Call& call) {
   if (first == 1) --description.dimensions;
   description.shape_hash = hash_of(dimensions);
   if (call.kind == Kind::kAllreduce) {
-    description.algorithm = call.algorithm.value_or(choose_allreduce(bytes_of(call)));
+    description.algorithm = call.algorithm.value_or(choose_allreduce(bytes_of(call), size, hosts));
   }
   description.operation = call.operation.digest;
+  if (call.compression) description.wire = *call.compression;
   set_operation_name(description, call.operation.name);
   set_name(description, call.name);
   return description;
 }
 
 std::unique_ptr<Collective> make_collective(const Call& call, const Description& description,
-                                            void* data, const Group& group, size_t segment_bytes) {
+                                            void* data, const Group& group, size_t segment_bytes,
+                                            const std::shared_ptr<Window>& window,
+                                            const SharedLayout& layout) {
   const int rank = group.rank;
   const int size = group.size();
   auto* array = static_cast<std::byte*>(data);
@@ -96,6 +134,7 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
     throw UsageError(std::string(name_of(call.kind)) + ": root " + std::to_string(call.root) +
                      " is not a rank; ranks are 0 to " + std::to_string(size - 1));
   }
+  if (call.compression) refuse_compression(call);
   switch (call.kind) {
     case Kind::kAllreduce:
       switch (description.algorithm) {
@@ -109,11 +148,22 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
           }
           return std::make_unique<RecursiveDoubling>(array, bytes, reducer_of(call, size), rank,
                                                      size);
+        case Algorithm::kDirect:
+        case Algorithm::kHierarchical:
+          if (!window ||
+              (description.algorithm == Algorithm::kDirect) != (layout->hosts.size() == 1)) {
+            throw UsageError(
+                "the direct allreduce is for ranks that all share memory, the hierarchical one for "
+                "several hosts with ranks that do, and these are neither; take the ring");
+          }
+          return std::make_unique<HostAllreduce>(window, group.ranks, layout, array, bytes,
+                                                 join_of(call, *layout), reducer_of(call, size),
+                                                 segment_bytes, codec_of(call), std::nullopt);
         case Algorithm::kRing:
           break;
       }
       return std::make_unique<RingAllreduce>(array, bytes, reducer_of(call, size), rank, size,
-                                             segment_bytes);
+                                             segment_bytes, codec_of(call));
     case Kind::kReduceScatter:
       return std::make_unique<RingReduceScatter>(
           array, static_cast<std::byte*>(call.output),

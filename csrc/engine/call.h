@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "collective/collective.h"
+#include "collective/hierarchical_allreduce.h"
 #include "engine/group.h"
 #include "engine/wire.h"
+#include "transport/host/window.h"
 
 namespace ringdl {
 
@@ -31,6 +33,8 @@ struct Call {
   std::optional<Algorithm> algorithm =
       std::nullopt;  // of an allreduce; by default chosen by its size
   Operation operation = {};
+  /// What float32 travels as between hosts, if not as it is: float16 or bfloat16.
+  std::optional<DType> compression = std::nullopt;
   /// Rows for each rank: of an alltoall, and on the root of a scatter.
   std::vector<int64_t> splits = {};
   /// Where a reducescatter puts this rank's rows: the caller's, as `data` of Engine::submit().
@@ -44,16 +48,24 @@ size_t row_bytes(const Call& call);
 /// Bytes of the whole array.
 size_t bytes_of(const Call& call);
 
+/// Tells apart calls of one kind that ranks disagree on.
+uint64_t digest_of(const Call& call);
+
 /// What other ranks are told of a call.
-Description describe(const Call& call);
+/// @param size, hosts  of its group; as many hosts as ranks if none share memory
+Description describe(const Call& call, int size, int hosts);
 
 /// The state machine that carries a call out.
 /// @param data  as in Engine::submit()
 /// @param group  the call's, never null
 /// @param segment_bytes  what travels and is reduced at once
+/// @param window  through which ranks of the group share memory; null if none do
+/// @param layout  which ranks of the group do
 /// @throws UsageError  a root that is no rank, splits that do not fit, an array too large for the
-/// algorithm
+/// algorithm, or ranks too far apart for it
 std::unique_ptr<Collective> make_collective(const Call& call, const Description& description,
-                                            void* data, const Group& group, size_t segment_bytes);
+                                            void* data, const Group& group, size_t segment_bytes,
+                                            const std::shared_ptr<Window>& window,
+                                            const SharedLayout& layout);
 
 }  // namespace ringdl

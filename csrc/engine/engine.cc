@@ -1,12 +1,16 @@
 #include "engine/engine.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "base/buffer.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "collective/host_allreduce.h"
+#include "collective/slot_allreduce.h"
 
 namespace ringdl {
 namespace {
@@ -16,6 +20,11 @@ namespace {
 constexpr int64_t kMaxInlineWorks = 1024;
 
 std::atomic<bool> forked = false;
+
+// So long does a caller who waits look for what the others put into their slots before its work
+// becomes one like any other: what a message takes, or, on shared cores, a few turns of the others.
+constexpr int64_t kMeetSpinNs = 20 * kMicrosecond;
+constexpr int64_t kMeetYieldNs = 200 * kMicrosecond;
 
 }  // namespace
 
@@ -145,31 +154,101 @@ std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
                      " works are in flight on this rank; wait for some before submitting more");
   }
   const SharedGroup& group = call.group ? call.group : all_;
-  Description description = describe(call);
-  description.inline_bytes =
-      inline_works_ < kMaxInlineWorks ? static_cast<uint32_t>(options_.inline_bytes) : 0;
+  const SharedLayout layout = find_layout(*group);
+  const bool is_shared = layout->hosts.size() < group->ranks.size();
+  const Description description = header_of(call, *layout);
   std::shared_ptr<Buffer> stand_in;  // see row_bytes()
   if (has_uneven_rows(call.kind) && bytes_of(call) > 0 && description.count == 0) {
     stand_in = std::make_shared<Buffer>(bytes_of(call));
     std::fill_n(stand_in->data(), stand_in->size(), std::byte{0});
     data = stand_in->data();
   }
-  auto collective = make_collective(call, description, data, *group, options_.segment_bytes);
+  auto collective = make_collective(call, description, data, *group, options_.segment_bytes,
+                                    is_shared ? window_ : nullptr, layout);
   if (description.algorithm == Algorithm::kMpi && !in_flight_.empty()) {
     throw UsageError(std::to_string(in_flight_.size()) +
                      " works are in flight on this rank; MPI's own allreduce needs that there are "
                      "none: wait for them first, or take another algorithm");
   }
   note_submitter();
-  const uint64_t what = call.name.empty() ? static_cast<uint64_t>(call.kind) : hash_of(call.name);
-  const Key key =
-      matching_.next(call.name.empty() ? KeySpace::kUnnamed : KeySpace::kName, what ^ group->id);
-  auto work = std::make_shared<Work>(next_id_++, key, description, group);
-  work->keyed_channel = std::make_unique<KeyedChannel>(context(group), key, description,
-                                                       [this, raw = work.get()] { touch(*raw); });
+  const Key key = key_of(call, *group);
+  if (slots_ && call.kind == Kind::kAllreduce && call.name.empty() && group->is_all()) {
+    slots_->pass(key.instance);
+  }
+  auto work = make_work(description, key, group);
   work->collective = std::move(collective);
   work->memory = std::move(stand_in);
   start(work);
+  return work;
+}
+
+std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data) {
+  Lock lock = lock_for_call();
+  const std::shared_ptr<Work> before = in_slots_.lock();
+  const Key key = key_of(call, *all_);
+  if (!slots_ || (before && !before->ended()) || matching_.is_known_to_fail(key)) {
+    lock.unlock();
+    return submit(call, data);
+  }
+  note_submitter();
+  const SlotCall slot_call{slots_, key.instance, digest_of(call)};
+  auto* const array = static_cast<std::byte*>(data);
+  const size_t bytes = bytes_of(call);
+  const Join join(call.dtype, call.reduction, size_);
+  std::unique_ptr<Collective> collective;
+  if (bytes <= Slots::kPayloadBytes) {
+    SmallAllreduce small(slot_call, array, bytes, join, rank_);
+    SlotExchange::State state = small.step(size_);
+    int64_t until = 0;
+    while (state == SlotExchange::State::kNotYet) {
+      const int64_t now = now_ns();
+      if (until == 0) until = now + (options_.may_spin ? kMeetSpinNs : kMeetYieldNs);
+      if (now > until) break;
+      if (!options_.may_spin) sched_yield();
+      state = small.step(size_);
+    }
+    if (state == SlotExchange::State::kAllHavePut) {
+      if (!in_flight_.empty() || !options_.threads) progress();
+      matching_.advance(key);
+      matching_.take(key);  // a rank that has waited for longer has sent its header
+      ++works_ended_;
+      return nullptr;
+    }
+    collective = std::make_unique<SlotAllreduce>(small, [this, call, data] {
+      return make_collective(call, describe(call, size_, 1), data, *all_, options_.segment_bytes,
+                             window_, find_layout(*all_));
+    });
+  } else {
+    collective = std::make_unique<HostAllreduce>(
+        window_, all_->ranks, find_layout(*all_), array, bytes, join,
+        Reducer(call.dtype, call.reduction, size_), options_.segment_bytes, Codec(), slot_call);
+  }
+  auto work = make_work(header_of(call, *find_layout(*all_)), key, all_);
+  work->collective = std::move(collective);
+  in_slots_ = work;
+  start(work);
+  return work;
+}
+
+Description Engine::header_of(const Call& call, const HostLayout& layout) const {
+  int size = 0;
+  for (const auto& ranks : layout.hosts) size += static_cast<int>(ranks.size());
+  Description description = describe(call, size, static_cast<int>(layout.hosts.size()));
+  description.inline_bytes =
+      inline_works_ < kMaxInlineWorks ? static_cast<uint32_t>(options_.inline_bytes) : 0;
+  return description;
+}
+
+Key Engine::key_of(const Call& call, const Group& group) {
+  const uint64_t what = call.name.empty() ? static_cast<uint64_t>(call.kind) : hash_of(call.name);
+  return matching_.next(call.name.empty() ? KeySpace::kUnnamed : KeySpace::kName, what ^ group.id);
+}
+
+std::shared_ptr<Work> Engine::make_work(const Description& description, const Key& key,
+                                        const SharedGroup& group) {
+  auto work = std::make_shared<Work>(next_id_++, key, description, group);
+  work->keyed_channel = std::make_unique<KeyedChannel>(context(group), key, description,
+                                                       [this, raw = work.get()] { touch(*raw); });
   return work;
 }
 
@@ -186,6 +265,47 @@ void Engine::set_segment_bytes(size_t bytes) {
     throw UsageError("segment_bytes must be between 1 and 2^30, not " + std::to_string(bytes));
   }
   options_.segment_bytes = bytes;
+}
+
+void Engine::set_window(std::shared_ptr<Window> window, std::vector<int> hosts) {
+  Lock lock = lock_for_call();
+  window_ = std::move(window);
+  hosts_ = std::move(hosts);
+  layouts_.clear();
+  if (!window_ || !shares_memory(*all_)) return;
+  slots_memory_ = window_->allocate(Slots::bytes());
+  const uint64_t offset = *window_->offset_of(slots_memory_.get(), Slots::bytes());
+  std::vector<std::byte*> memory;
+  for (int rank = 0; rank < size_; ++rank) memory.push_back(window_->at(rank, offset));
+  slots_ = std::make_shared<Slots>(std::move(memory), rank_);
+}
+
+SharedLayout Engine::layout_of(const Group& group) {
+  Lock lock = lock_for_call();
+  return find_layout(group);
+}
+
+SharedLayout Engine::find_layout(const Group& group) {
+  SharedLayout& layout = layouts_[group.id];
+  if (!layout) {
+    std::vector<int> hosts;
+    for (const int rank : group.ranks) {
+      hosts.push_back(window_ ? hosts_[static_cast<size_t>(rank)] : rank);
+    }
+    layout = std::make_shared<const HostLayout>(HostLayout::of(hosts, group.rank));
+  }
+  return layout;
+}
+
+std::shared_ptr<std::byte> Engine::allocate(size_t bytes) {
+  refuse_forked_child();
+  return window_ ? window_->allocate(bytes) : ringdl::allocate(bytes);
+}
+
+bool Engine::shares_memory(const Group& group) const {
+  return window_ != nullptr && group.size() > 1 &&
+         std::all_of(group.ranks.begin(), group.ranks.end(),
+                     [this](int rank) { return window_->reaches(rank); });
 }
 
 void Engine::set_watchdog(int64_t after_ns, bool dumps) {

@@ -13,6 +13,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collective/direct_allreduce.h"
+#include "collective/hierarchical_allreduce.h"
+#include "collective/slots.h"
 #include "engine/call.h"
 #include "engine/channels.h"
 #include "engine/control.h"
@@ -66,6 +69,13 @@ class Engine final : private Diagnosis::Host {
   /// or in shutdown()
   std::shared_ptr<Work> submit(const Call& call, void* data);
 
+  /// Allreduce of an array by all ranks, unnamed and matched as in submit(), for callers that
+  /// wait at once: spends a few microseconds on it.
+  /// @returns null if it is done; else a work as from submit()
+  std::shared_ptr<Work> allreduce_now(const Call& call, void* data);
+  /// Whether all ranks share memory, so that this is faster than submit().
+  bool has_slots() const { return slots_ != nullptr; }
+
   /// Has the progress thread take notice of works that nobody is going to wait for at once.
   void wake();
 
@@ -82,16 +92,31 @@ class Engine final : private Diagnosis::Host {
   /// not be the thread that works.
   void forget_submitters();
 
+  /// Has ranks that share memory reduce arrays there. Collective in effect; call it before anything
+  /// is in flight, on all ranks or on none, with new windows, from which nothing was allocated,
+  /// that reach the same ranks both ways.
+  /// @param hosts  the number of each rank's host; a window reaches the ranks of its own
+  void set_window(std::shared_ptr<Window> window, std::vector<int> hosts);
+  /// Whether all members of a group share memory.
+  bool shares_memory(const Group& group) const;
+  const std::shared_ptr<Window>& window() const { return window_; }
+  /// Memory that the ranks of this host see, if they share any, else ordinary; of any content.
+  /// @throws std::bad_alloc; UsageError  in a forked child: that memory is its parent's
+  std::shared_ptr<std::byte> allocate(size_t bytes);
+  /// The hosts of a group. Without shared memory each rank is on one of its own.
+  SharedLayout layout_of(const Group& group);
+
   /// All ranks, as a group.
   const SharedGroup& group_of_all_ranks() const { return all_; }
 
   /// Registers the bucket number `bucket`, which all members of the group register with the same
   /// arguments.
   /// `data` holds `bytes` bytes; `memory` keeps them alive, also after remove_bucket() for as long
-  /// as messages are under way.
+  /// as messages are under way. `shared` says where the members of this host have theirs, if they
+  /// share memory.
   void add_bucket(int64_t bucket, std::shared_ptr<const void> memory, void* data, size_t bytes,
-                  DType dtype, Reduction reduction, const std::string& label,
-                  const SharedGroup& group);
+                  DType dtype, Reduction reduction, Codec codec, const std::string& label,
+                  const SharedGroup& group, std::optional<SharedArrays> shared = std::nullopt);
   /// Starts the next allreduce of the bucket; the one before must have ended.
   std::shared_ptr<Work> launch_bucket(int64_t bucket);
   /// Forgets the bucket, waiting for nothing; a work of it in flight fails on all ranks.
@@ -144,8 +169,10 @@ class Engine final : private Diagnosis::Host {
     size_t bytes;
     DType dtype;
     Reduction reduction;
+    Codec codec;
     std::string label;
     SharedGroup group;
+    std::optional<SharedArrays> shared;
     std::shared_ptr<Work> prepared;  // the next instance, with receives posted
     std::shared_ptr<Work> running;
     std::string failure;  // set once a work of it failed: it cannot be used any more
@@ -168,13 +195,21 @@ class Engine final : private Diagnosis::Host {
     tell_failure(to, MessageType::kVerdict, key, why);
   }
 
+  SharedLayout find_layout(const Group& group);
+  Description header_of(const Call& call, const HostLayout& layout) const;
+  Key key_of(const Call& call, const Group& group);
+  std::shared_ptr<Work> make_work(const Description& description, const Key& key,
+                                  const SharedGroup& group);
   void start(const std::shared_ptr<Work>& work);
+  bool step(const std::shared_ptr<Work>& work);
   void touch(Work& work);
   void prepare_bucket(int64_t number, Bucket& bucket);
+  std::unique_ptr<Collective> make_bucket_collective(const Bucket& bucket, uint64_t instance);
   void finish(const std::shared_ptr<Work>& work);
   void fail(const std::shared_ptr<Work>& work, const std::string& why);
   void release(Work& work);
-  void settle();
+  int settle();
+  int step_polled();
 
   int progress();
   void watch_over(int64_t now);
@@ -199,6 +234,12 @@ class Engine final : private Diagnosis::Host {
   void check_previous_left(const std::shared_ptr<Work>& work);
 
   std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Window> window_;
+  std::vector<int> hosts_;
+  std::unordered_map<uint64_t, SharedLayout> layouts_;  // by group
+  std::shared_ptr<std::byte> slots_memory_;
+  std::shared_ptr<Slots> slots_;  // null unless all ranks share memory
+  std::weak_ptr<Work> in_slots_;  // the last work that has put something there
   EngineOptions options_;
   const int rank_;
   const int size_;
@@ -213,6 +254,7 @@ class Engine final : private Diagnosis::Host {
   Matching matching_;
   std::unordered_map<Key, std::shared_ptr<Work>, KeyHash> in_flight_;
   std::deque<std::shared_ptr<Work>> touched_;
+  std::vector<std::shared_ptr<Work>> polled_;   // things happen to them without messages
   std::vector<std::shared_ptr<Work>> leaving_;  // ended, but messages of theirs have not
   std::vector<std::unique_ptr<Drain>> drains_;
   std::map<int64_t, Bucket> buckets_;

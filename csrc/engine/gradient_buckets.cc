@@ -1,7 +1,10 @@
 #include "engine/gradient_buckets.h"
 
+#include <cstring>
+#include <limits>
 #include <utility>
 
+#include "base/buffer.h"
 #include "base/error.h"
 
 namespace ringdl {
@@ -21,12 +24,19 @@ std::string label_of_bucket(const BucketLayout& bucket, const std::vector<Gradie
 GradientBuckets::GradientBuckets(std::shared_ptr<Engine> engine,
                                  std::vector<GradientSpec> gradients, BucketPlan plan,
                                  Reduction reduction, int64_t first_number,
-                                 const SharedGroup& group)
+                                 const SharedGroup& group, std::optional<DType> compression)
     : engine_(std::move(engine)),
       gradients_(std::move(gradients)),
       plan_(std::move(plan)),
       first_number_(first_number),
-      storage_(std::make_shared<BucketStorage>(plan_)) {
+      reduction_(reduction),
+      compression_(compression),
+      group_(group),
+      layout_(engine_->layout_of(*group)),
+      window_(layout_->hosts.size() < group->ranks.size() ? engine_->window() : nullptr),
+      storage_(std::make_shared<BucketStorage>(plan_, [this](size_t bytes) {
+        return window_ ? window_->allocate(bytes) : allocate(bytes);
+      })) {
   if (reduction != Reduction::kSum && reduction != Reduction::kAverage) {
     throw UsageError("buckets reduce gradients by Sum or Average, not " +
                      std::string(name_of(reduction)));
@@ -37,12 +47,52 @@ GradientBuckets::GradientBuckets(std::shared_ptr<Engine> engine,
         "each step, or use larger ones");
   }
   for (size_t i = 0; i < plan_.buckets.size(); ++i) {
-    engine_->add_bucket(first_number_ + static_cast<int64_t>(i), storage_,
-                        storage_->bucket(static_cast<int>(i)), plan_.buckets[i].bytes,
-                        plan_.buckets[i].dtype, reduction,
-                        label_of_bucket(plan_.buckets[i], gradients_, i), group);
+    if (window_) {
+      places_.push_back(place_of(storage_->bucket(static_cast<int>(i))));
+      places_.push_back(layout_->local_rank == 0 ? place_of(new_counters()) : -1);
+    } else {
+      register_bucket(i, std::nullopt);
+    }
   }
   begin_round();
+}
+
+int64_t GradientBuckets::place_of(const std::byte* data) const {
+  return static_cast<int64_t>(*window_->offset_of(data, 1));
+}
+
+// Kept for good: a rank may look at them after this one has dropped its buckets.
+std::byte* GradientBuckets::new_counters() const {
+  const size_t bytes = SharedCounters::bytes(layout_->local_size());
+  const std::shared_ptr<std::byte> memory = window_->allocate(bytes);
+  std::memset(memory.get(), 0, bytes);
+  const SharedCounters counters(memory.get(), layout_->local_size());
+  window_->free_once(memory, counters.left(), std::numeric_limits<uint64_t>::max());
+  return memory.get();
+}
+
+void GradientBuckets::connect(const std::vector<std::vector<int64_t>>& places) {
+  for (size_t i = 0; i < plan_.buckets.size(); ++i) {
+    const auto at = [&](int member, size_t place) {
+      const auto number = static_cast<size_t>(member);
+      return window_->at(group_->ranks[number], static_cast<uint64_t>(places[number][place]));
+    };
+    SharedArrays shared;
+    for (const int member : layout_->local_ranks()) shared.arrays.push_back(at(member, 2 * i));
+    shared.counters =
+        SharedCounters(at(layout_->local_ranks()[0], 2 * i + 1), layout_->local_size());
+    register_bucket(i, std::move(shared));
+  }
+}
+
+void GradientBuckets::register_bucket(size_t number, std::optional<SharedArrays> shared) {
+  const bool shrinks = compression_ && plan_.buckets[number].dtype == DType::kFloat32;
+  const Codec codec = shrinks ? Codec(*compression_) : Codec();
+  engine_->add_bucket(first_number_ + static_cast<int64_t>(number), storage_,
+                      storage_->bucket(static_cast<int>(number)), plan_.buckets[number].bytes,
+                      plan_.buckets[number].dtype, reduction_, codec,
+                      label_of_bucket(plan_.buckets[number], gradients_, number), group_,
+                      std::move(shared));
 }
 
 GradientBuckets::~GradientBuckets() {

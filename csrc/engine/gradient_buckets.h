@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,11 +20,19 @@ namespace ringdl {
 class GradientBuckets {
  public:
   /// Collective: all members of the group pass the same, which the caller has made sure of. Uses
-  /// the buckets `first_number`, ... of the engine.
+  /// the buckets `first_number`, ... of the engine. If places() is not empty,
+  /// connect() comes next.
+  /// @param compression  what float32 travels as between hosts: float16 or bfloat16
   GradientBuckets(std::shared_ptr<Engine> engine, std::vector<GradientSpec> gradients,
                   BucketPlan plan, Reduction reduction, int64_t first_number,
-                  const SharedGroup& group);
+                  const SharedGroup& group, std::optional<DType> compression = std::nullopt);
   ~GradientBuckets();
+
+  /// Where this rank's buckets are in its shared memory, and the counters for them of the first
+  /// member on its host: two offsets (or -1) per bucket. Empty if no members share memory.
+  const std::vector<int64_t>& places() const { return places_; }
+  /// @param places  those of all members, in their order
+  void connect(const std::vector<std::vector<int64_t>>& places);
 
   const std::vector<GradientSpec>& gradients() const { return gradients_; }
   const BucketPlan& plan() const { return plan_; }
@@ -45,6 +54,9 @@ class GradientBuckets {
     std::shared_ptr<Work> work;
   };
 
+  int64_t place_of(const std::byte* data) const;
+  std::byte* new_counters() const;
+  void register_bucket(size_t number, std::optional<SharedArrays> shared);
   void launch(int number);
   void begin_round();
   void refuse_failed() const;
@@ -53,7 +65,13 @@ class GradientBuckets {
   const std::vector<GradientSpec> gradients_;
   const BucketPlan plan_;
   const int64_t first_number_;
+  const Reduction reduction_;
+  const std::optional<DType> compression_;
+  const SharedGroup group_;
+  const SharedLayout layout_;
+  const std::shared_ptr<Window> window_;  // null: no host has several members that share memory
   const std::shared_ptr<BucketStorage> storage_;
+  std::vector<int64_t> places_;
   std::mutex mutex_;
   std::vector<bool> ready_;    // by gradient
   std::vector<Round> rounds_;  // by bucket

@@ -149,8 +149,10 @@ void Engine::check_previous_left(const std::shared_ptr<Work>& work) {
   const int previous =
       group.ranks[static_cast<size_t>((group.rank + group.size() - 1) % group.size())];
   if (!left_[static_cast<size_t>(previous)] || work->ended()) return;
+  if (work->polled && step(work)) return;
   if (work->keyed_channel) {
-    if (work->keyed_channel->agreed()) return;
+    const int member = (group.rank + group.size() - 1) % group.size();
+    if (work->keyed_channel->agreed() || work->collective->has_met(member)) return;
   } else {
     const auto launches = left_launches_.find(static_cast<int64_t>(work->key.hash));
     if (launches != left_launches_.end() && work->key.instance < launches->second) return;

@@ -41,9 +41,8 @@ void request_dumps() { dump_requests.fetch_add(1, std::memory_order_relaxed); }
 
 int Engine::progress() {
   ++polls_;
-  const int moved = transport_->poll();
-  settle();
-  return moved;
+  const int messages = transport_->poll();
+  return messages + settle();
 }
 
 void Engine::watch_over(int64_t now) {

@@ -78,6 +78,9 @@ std::string difference(const Description& theirs, int their_rank, const Descript
   if (theirs.algorithm != ours.algorithm) {
     return text("algorithm", name_of(theirs.algorithm), name_of(ours.algorithm));
   }
+  if (theirs.wire != ours.wire) {
+    return text("compression", name_of(theirs.wire), name_of(ours.wire));
+  }
   if (theirs.root != ours.root) {
     return text("root", std::to_string(theirs.root), std::to_string(ours.root));
   }

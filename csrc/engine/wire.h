@@ -78,7 +78,8 @@ struct Description {
   DType dtype = DType::kUInt8;
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kRing;
-  int32_t root = -1;  // its number in the group
+  DType wire = DType::kUInt8;  // what an allreduce's elements travel as between hosts
+  int32_t root = -1;           // its number in the group
   int32_t dimensions = 0;
   uint32_t inline_bytes = 0;  // messages of at most so many bytes travel as control messages
   int64_t count = 0;

@@ -45,6 +45,7 @@ class Work {
   std::unique_ptr<KeyedChannel> keyed_channel;  // one of the two
   std::unique_ptr<BucketChannel> bucket_channel;
   bool touched = false;  // is in the engine's list of works to step
+  bool polled = false;   // is in its list of works to step at each look
 
   Channel& channel() {
     if (keyed_channel) return *keyed_channel;

@@ -20,10 +20,7 @@ void Engine::start(const std::shared_ptr<Work>& work) {
     fail(work, parked.failure);
     return;
   }
-  if (work->collective->step(work->channel())) {
-    finish(work);
-    return;
-  }
+  if (step(work)) return;
   work->keyed_channel->announce();
   for (const Matching::Parked::Message& message : parked.messages) {
     if (work->ended()) break;
@@ -33,14 +30,47 @@ void Engine::start(const std::shared_ptr<Work>& work) {
   progress();
 }
 
-// Steps what was touched until nothing is, then lets go of what has left.
-void Engine::settle() {
+// Whether the work has ended.
+bool Engine::step(const std::shared_ptr<Work>& work) {
+  if (work->collective->step(work->channel())) {
+    finish(work);
+    return true;
+  }
+  if (!work->polled && work->collective->pieces() >= 0) {
+    work->polled = true;
+    polled_.push_back(work);
+  }
+  return false;
+}
+
+// Whether anything has happened.
+int Engine::step_polled() {
+  int moved = 0;
+  bool has_ended = false;
+  for (size_t i = 0; i < polled_.size(); ++i) {
+    const std::shared_ptr<Work> work = polled_[i];
+    const int64_t before = work->ended() ? 0 : work->collective->pieces();
+    if (work->ended() || step(work)) {
+      has_ended = true;
+      ++moved;
+    } else if (work->collective->pieces() > before) {
+      ++moved;
+    }
+  }
+  if (has_ended) std::erase_if(polled_, [](const auto& work) { return work->ended(); });
+  return moved;
+}
+
+// Steps what was touched until nothing is, then lets go of what has left. How many works moved
+// without messages.
+int Engine::settle() {
+  const int moved = step_polled();
   while (!touched_.empty()) {
     const std::shared_ptr<Work> work = std::move(touched_.front());
     touched_.pop_front();
     work->touched = false;
     if (work->state.load(std::memory_order_relaxed) != Work::State::kRunning) continue;
-    if (work->collective->step(work->channel())) finish(work);
+    step(work);
   }
   std::erase_if(leaving_, [this](const auto& work) {
     if (!work->idle()) return false;
@@ -52,10 +82,11 @@ void Engine::settle() {
     tags_[static_cast<size_t>(drain->open.from)].give_back(drain->open.tag);
     return true;
   });
-  if (drained == 0) return;
+  if (drained == 0) return moved;
   for (const auto& [key, work] : in_flight_) {  // some may have found no tag
     if (work->keyed_channel) work->keyed_channel->route_waiting();
   }
+  return moved;
 }
 
 void Engine::touch(Work& work) {
@@ -103,6 +134,9 @@ void Engine::fail(const std::shared_ptr<Work>& work, const std::string& why) {
     if (found != buckets_.end()) found->second.failure = why;
   }
   in_flight_.erase(work->key);
+  if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
+    keep_for_good(work->memory);
+  }
   if (work->idle()) {
     release(*work);
   } else {

@@ -35,11 +35,12 @@ from ringdl.torch._ops import (
     poll,
     synchronize,
 )
-from ringdl.torch._optimizer import DistributedOptimizer
+from ringdl.torch._optimizer import Compression, DistributedOptimizer
 from ringdl.torch._state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
     "Average",
+    "Compression",
     "DistributedOptimizer",
     "Error",
     "Max",

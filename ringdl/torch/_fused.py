@@ -16,6 +16,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import ringdl
+from ringdl._reductions import CompressionName
 
 _RESIDUES = 8
 _NOTE = "ringdl.step"
@@ -43,6 +44,7 @@ class FusedGradients:
         named: by index, in the order of registration, the name and the parameter; the same on all
             ranks.
         op: Average or Sum over the ranks.
+        compression: as `ringdl.Buckets` takes it.
         communicator: the ranks.
 
     Raises:
@@ -53,12 +55,16 @@ class FusedGradients:
         self,
         named: Mapping[int, tuple[str, torch.Tensor]],
         op: ringdl.Reduction,
+        compression: CompressionName | None,
         communicator: ringdl.Communicator,
     ) -> None:
         gradients = [_spec(name, parameter) for name, parameter in named.values()]
         dtype = gradients[0][2] if gradients else "float32"
         self._buckets = ringdl.Buckets(
-            [(_NOTE, (_RESIDUES + 1,), dtype), *gradients], op=op, communicator=communicator
+            [(_NOTE, (_RESIDUES + 1,), dtype), *gradients],
+            op=op,
+            compression=compression,
+            communicator=communicator,
         )
         self._positions = {index: position for position, index in enumerate(named, start=1)}
         self._note = from_dlpack(self._buckets.dlpack(0))

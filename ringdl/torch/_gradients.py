@@ -38,6 +38,7 @@ from contextlib import contextmanager
 import torch
 
 import ringdl
+from ringdl._reductions import CompressionName
 from ringdl.torch._backward import is_nested, outermost
 from ringdl.torch._fused import FusedGradients, raise_out_of_step
 from ringdl.torch._sparse import agree_on_sparse_dims, reduce_sparse
@@ -59,6 +60,7 @@ class Gradients:
     Args:
         named_parameters: CPU parameters that require gradients, in the same order on every rank.
         op: Average or Sum over the ranks.
+        compression: as `ringdl.Buckets` takes it.
         passes_per_round: average in every so many-th backward.
         sparse_as_dense: put sparse gradients into the buckets, too.
         communicator: the ranks.
@@ -72,6 +74,7 @@ class Gradients:
         self,
         named_parameters: Sequence[tuple[str, torch.Tensor]],
         op: ringdl.Reduction,
+        compression: CompressionName | None,
         passes_per_round: int,
         sparse_as_dense: bool,
         communicator: ringdl.Communicator,
@@ -80,6 +83,7 @@ class Gradients:
             _refuse_unfit(name, parameter)
         self.number = next(_numbers)
         self.op = op
+        self.compression = compression
         self.communicator = communicator
         self.step = 0
         """How many steps of the optimizer have ended."""
@@ -89,7 +93,7 @@ class Gradients:
         self._is_averaged = False
         self._named = list(named_parameters)
         self._parameters = [parameter for _, parameter in named_parameters]
-        self._fused = FusedGradients(dict(enumerate(self._named)), op, communicator)
+        self._fused = FusedGradients(dict(enumerate(self._named)), op, compression, communicator)
         made = _made.setdefault(communicator, itertools.count())
         self.key = f"ringdl.torch.{next(made)}"
         """What its collectives are matched by."""
@@ -274,7 +278,7 @@ class Gradients:
             for index, named in enumerate(self._named)
             if index not in self._sparse_dims
         }
-        self._fused = FusedGradients(dense, self.op, self.communicator)
+        self._fused = FusedGradients(dense, self.op, self.compression, self.communicator)
         for index, view in self._fused.views.items():
             view.copy_(old_views[index])
             if self._parameters[index].grad is old_views[index]:

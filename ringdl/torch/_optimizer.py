@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 import ringdl
+from ringdl._reductions import CompressionName
 from ringdl.torch._closure import reduced_closure
 from ringdl.torch._gradients import Gradients, find_owner
 from ringdl.torch._state import check_replicas
@@ -19,9 +20,18 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 NamedParameters = list[tuple[str, torch.Tensor]]
 
 
+class Compression:
+    """What ``DistributedOptimizer(compression=...)`` takes."""
+
+    none: CompressionName | None = None
+    fp16: CompressionName | None = "float16"
+    bf16: CompressionName | None = "bfloat16"
+
+
 def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     optimizer: AnyOptimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: CompressionName | None = Compression.none,
     *,
     backward_passes_per_step: int = 1,
     op: ringdl.Reduction = ringdl.Average,
@@ -56,6 +66,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         named_parameters: ``model.named_parameters()``, in the same order on every rank; may hold
             more than the optimizer's. By default names are made from the parameter group and the
             position in it.
+        compression: ``Compression.bf16`` or ``.fp16``: what float32 gradients travel as between
+            hosts, half as many bytes; sums are formed in float32.
         backward_passes_per_step: average only in every so many-th backward; gradients are summed
             over the passes.
         op: Average or Sum.
@@ -88,6 +100,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     optimizer._ringdl_gradients = Gradients(  # type: ignore[attr-defined]
         trained,
         op,
+        compression,
         backward_passes_per_step,
         sparse_as_dense,
         communicator or ringdl.get_communicator(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/buffer.h"
 #include "base/error.h"
 #include "bucket/storage.h"
 #include "check.h"
@@ -76,7 +77,7 @@ void flags() {
   for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     const std::vector<GradientSpec> specs = {spec("a", {3}, dtype), spec("b", {5}, dtype)};
     const BucketPlan plan = plan_buckets(specs, 1 << 20, 1 << 20);
-    BucketStorage storage(plan);
+    BucketStorage storage(plan, allocate);
     std::fill_n(storage.gradient(0), specs[0].bytes(), std::byte{1});
     std::fill_n(storage.gradient(1), specs[1].bytes(), std::byte{1});
     storage.set_produced(0, specs[0].bytes(), true);

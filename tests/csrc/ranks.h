@@ -1,15 +1,62 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "check.h"
 #include "engine/engine.h"
+#include "engine/gradient_buckets.h"
 #include "transport/loopback/loopback.h"
 
 namespace ringdl::check {
+
+/// Windows for the ranks of one process, each of which reaches those of its host.
+inline std::vector<std::shared_ptr<Window>> connected_windows(const std::vector<int>& hosts,
+                                                              size_t bytes) {
+  const int size = static_cast<int>(hosts.size());
+  std::vector<std::shared_ptr<Window>> windows;
+  for (int rank = 0; rank < size; ++rank) {
+    windows.push_back(std::make_shared<Window>(rank, size, bytes));
+  }
+  for (size_t a = 0; a < hosts.size(); ++a) {
+    for (size_t b = 0; b < hosts.size(); ++b) {
+      if (hosts[a] != hosts[b]) continue;
+      CHECK(windows[a]->reach(static_cast<int>(b), windows[b]->address()));
+    }
+  }
+  return windows;
+}
+
+/// The same with all ranks on one host.
+inline std::vector<std::shared_ptr<Window>> connected_windows(int size, size_t bytes) {
+  return connected_windows(std::vector<int>(static_cast<size_t>(size), 0), bytes);
+}
+
+/// Collective: makes buckets, and tells all ranks where they are if they share memory.
+inline std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Engine>& engine,
+                                                     const std::vector<GradientSpec>& specs,
+                                                     BucketPlan plan, int64_t first_number = 0) {
+  auto buckets = std::make_unique<GradientBuckets>(engine, specs, std::move(plan), Reduction::kSum,
+                                                   first_number, engine->group_of_all_ranks());
+  std::vector<int64_t> own = buckets->places();
+  if (own.empty()) return buckets;
+  Call call;
+  call.kind = Kind::kAllgather;
+  call.dtype = DType::kInt64;
+  call.shape = {1, static_cast<int64_t>(own.size())};
+  const auto work = engine->submit(call, own.data());
+  engine->wait(work, std::numeric_limits<int64_t>::max() / 2);
+  const auto* all = reinterpret_cast<const int64_t*>(work->collective->gathered()->data.data());
+  std::vector<std::vector<int64_t>> places;
+  for (int rank = 0; rank < engine->size(); ++rank, all += own.size()) {
+    places.emplace_back(all, all + own.size());
+  }
+  buckets->connect(places);
+  return buckets;
+}
 
 using EngineBody = std::function<void(const std::shared_ptr<Engine>&)>;
 using TransportWrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "child.h"
@@ -59,6 +60,7 @@ struct Program {
   int threads;
   EngineOptions options;
   LoopbackOptions loopback;
+  bool shares_memory;
   bool has_buckets;
   bool is_typo_last;                            // the last rank ends with a name of its own
   int dropping_rank = -1;                       // drops its buckets in the middle of the last round
@@ -66,7 +68,7 @@ struct Program {
 };
 
 Operations random_operations(Random& random, int size, int thread) {
-  constexpr int64_t kCounts[] = {0, 1, 7, 100, 517, 3000, 20000};
+  constexpr int64_t kCounts[] = {0, 1, 7, 100, 517, 9000, 40000};
   Operations operations;
   const int count = 1 + random.below(10);
   for (int i = 0; i < count; ++i) {
@@ -99,6 +101,7 @@ Program random_program(uint64_t seed) {
   if (!random.one_in(3)) program.options.segment_bytes = size_t{64} << random.below(7);
   if (random.one_in(3)) program.options.inline_bytes = static_cast<size_t>(64 * random.below(4));
   program.loopback = {random.one_in(2) ? 512u : 4096u, random.one_in(3) ? 0 : seed + 1};
+  program.shares_memory = random.one_in(2);
   program.has_buckets = random.one_in(2);
   program.is_typo_last = program.threads == 1 && random.one_in(6);
   if (program.has_buckets && random.one_in(3)) program.dropping_rank = random.below(program.size);
@@ -120,14 +123,16 @@ struct Started {
 /// One rank's part of a program.
 class Rank {
  public:
-  Rank(const Program& program, std::shared_ptr<Engine> engine, uint64_t seed)
-      : program_(program), engine_(std::move(engine)), random_(seed) {
+  Rank(const Program& program, std::shared_ptr<Engine> engine, std::shared_ptr<Window> window,
+       uint64_t seed)
+      : program_(program), engine_(std::move(engine)), window_(std::move(window)), random_(seed) {
+    if (window_)
+      engine_->set_window(window_, std::vector<int>(static_cast<size_t>(engine_->size()), 0));
     if (!program.has_buckets) return;
     for (int i = 0; i < 8; ++i) {
       specs_.push_back({"g" + std::to_string(i), {i * 97 % 200 + 1}, DType::kFloat32, {}});
     }
-    buckets_ = std::make_unique<GradientBuckets>(engine_, specs_, plan_buckets(specs_, 700, 300),
-                                                 Reduction::kSum, 0, engine_->group_of_all_ranks());
+    buckets_ = check::make_buckets(engine_, specs_, plan_buckets(specs_, 700, 300));
   }
 
   void run() {
@@ -178,11 +183,16 @@ class Rank {
     if (buckets != nullptr) produce(*buckets, random);
     std::vector<Started> started;
     for (const size_t i : random_order(operations, random)) {
-      started.push_back(start(operations[i]));
+      started.push_back(start(operations[i], random.one_in(2)));
       if (random.one_in(10)) random.pause(500);
     }
     random.shuffle(started);
     for (const Started& one : started) {
+      if (!one.work) {
+        CHECK(one.operation.wrong_rank < 0);
+        verify(one);
+        continue;
+      }
       if (random.one_in(8)) continue;  // nobody waits for it
       const bool is_well =
           wait_patiently(random, [&](int64_t timeout) { engine_->wait(one.work, timeout); });
@@ -212,7 +222,8 @@ class Rank {
     return order;
   }
 
-  Started start(const Operation& operation) {
+  /// @param is_now  whether an allreduce that is fit for it meets in slots
+  Started start(const Operation& operation, bool is_now = false) {
     Call call = operation.call;
     const int rank = engine_->rank();
     if (call.kind == Kind::kAllgather) call.shape[0] += rank;
@@ -226,13 +237,25 @@ class Rank {
     }
     int64_t count = 1;
     for (const int64_t extent : call.shape) count *= extent;
-    std::vector<float> buffer(static_cast<size_t>(std::max<int64_t>(count, 1)),
-                              static_cast<float>(rank + operation.offset));
-    float* data = buffer.data();
-    const auto work = engine_->submit(call, data);
+    std::shared_ptr<std::byte> buffer = memory_for(operation, 4 * static_cast<size_t>(count) + 4);
+    auto* data = reinterpret_cast<float*>(buffer.get());
+    std::fill_n(data, count, static_cast<float>(rank + operation.offset));
+    const bool may_be_now = call.kind == Kind::kAllreduce && call.name.empty();
+    const auto work =
+        may_be_now && is_now ? engine_->allreduce_now(call, data) : engine_->submit(call, data);
     std::lock_guard guard(lock_);
+    if (!work) {
+      done_.push_back(std::move(buffer));
+      return {operation, work, data};
+    }
     buffers_.emplace(work->id, std::move(buffer));
     return {operation, work, data};
+  }
+
+  // Shared, but for some operations on some rank.
+  std::shared_ptr<std::byte> memory_for(const Operation& operation, size_t bytes) const {
+    const bool is_ordinary = operation.offset % 4 == 0 && engine_->rank() == operation.offset / 4;
+    return window_ && !is_ordinary ? window_->allocate(bytes) : allocate(bytes);
   }
 
   void verify(const Started& one) const {
@@ -304,11 +327,13 @@ class Rank {
 
   const Program& program_;
   std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Window> window_;
   Random random_;
   std::vector<GradientSpec> specs_;
   std::unique_ptr<GradientBuckets> buckets_;
   std::mutex lock_;
-  std::unordered_map<uint64_t, std::vector<float>> buffers_;  // by work, until its messages left
+  std::vector<std::shared_ptr<std::byte>> done_;                      // reduced at once
+  std::unordered_map<uint64_t, std::shared_ptr<std::byte>> buffers_;  // by work, until it let go
 };
 
 }  // namespace
@@ -319,10 +344,12 @@ int main(int argc, char** argv) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
     check::in_child("seed " + std::to_string(seed), 40, [seed] {
       const Program program = random_program(seed);
+      std::vector<std::shared_ptr<Window>> windows(static_cast<size_t>(program.size));
+      if (program.shares_memory) windows = check::connected_windows(program.size, 64 << 20);
       check::run_engines(program.size, program.options, program.loopback,
                          [&](const std::shared_ptr<Engine>& engine) {
-                           const uint64_t own = seed * 100 + static_cast<uint64_t>(engine->rank());
-                           Rank(program, engine, own).run();
+                           const auto rank = static_cast<size_t>(engine->rank());
+                           Rank(program, engine, windows[rank], seed * 100 + rank).run();
                          });
     });
   }

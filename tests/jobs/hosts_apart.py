@@ -11,7 +11,8 @@ import ringdl
 ringdl.init()
 comm = ringdl.get_communicator()
 before = ringdl.stats()["data_messages_sent"]
-array = ringdl.allreduce(np.full(1 << 18, float(comm.rank), np.float32), op=ringdl.Sum)
+x = np.full(1 << 18, float(comm.rank), np.float32)
+array = ringdl.allreduce(x, op=ringdl.Sum, algorithm="ring")
 assert (array == sum(range(comm.size))).all()
 report = {
     "rank": comm.rank,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+import ringdl
 from ringdl import Communicator
 
 Check = TypeVar("Check", bound=Callable[..., None])
@@ -71,6 +72,19 @@ def segments(comm: Communicator, segment_bytes: int) -> Iterator[None]:
         yield
     finally:
         comm._engine.set_segment_bytes(256 << 10)
+
+
+LARGE = 20_000
+"""Elements of 4 bytes: beyond what recursive doubling takes."""
+
+
+def shares_memory(comm: Communicator) -> bool:
+    """Whether the ranks share memory. Collective."""
+    try:
+        comm.allreduce(np.zeros(LARGE, np.float32), algorithm="direct")
+    except ringdl.UsageError:
+        return False
+    return True
 
 
 def until(claim: Callable[[], bool], seconds: float = 10.0) -> bool:

@@ -19,12 +19,19 @@ SIZES = {
     "buckets": (1, 2, 3, 5),
     "threads": (1, 3),
 }
+SHARING_SIZES = {
+    "allreduces": (2, 5),
+    "shared": (1, 2, 3, 5),
+    "mismatches": (2, 5),
+    "buckets": (3, 4),
+    "threads": (3,),
+}
 SLOW_SIZES = (3,) if os.environ.get("RINGDL_TEST_ALL") == "1" else ()
 """Of checks that wait for seconds; without it, only processes do."""
 
 
-def cases():
-    for module_name, sizes in SIZES.items():
+def cases(modules):
+    for module_name, sizes in modules.items():
         module = importlib.import_module(f"tests.ranks.{module_name}")
         for name, check in vars(module).items():
             if not name.startswith("check_") or not inspect.signature(check).parameters:
@@ -36,9 +43,14 @@ def cases():
                     yield pytest.param(check, size, id=f"{module_name}-{name[6:]}-{size}")
 
 
-@pytest.mark.parametrize(("check", "size"), list(cases()))
+@pytest.mark.parametrize(("check", "size"), list(cases(SIZES)))
 def test_ranks_that_are_threads(check, size, run_ranks) -> None:
     run_ranks(size, check)
+
+
+@pytest.mark.parametrize(("check", "size"), list(cases(SHARING_SIZES)))
+def test_ranks_that_are_threads_and_share_memory(check, size, run_ranks) -> None:
+    run_ranks(size, check, shares_memory=True)
 
 
 def test_results_by_rank(run_ranks) -> None:

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+
+#include "base/rounding.h"
+#include "reduce/reduce.h"
+
+namespace ringdl {
+
+/// What shrinks bytes on the wire: fp32 travels as a 16-bit float, rounded to nearest even.
+class Codec {
+ public:
+  /// Nothing is shrunk.
+  Codec() = default;
+  /// @param wire  float16 or bfloat16; elements are float32
+  explicit Codec(DType wire) : widening_(find_widening(wire)) {}
+
+  bool shrinks() const { return widening_.widen != nullptr; }
+
+  /// What so many bytes of an array take on the wire.
+  size_t wire_bytes(size_t bytes) const { return shrinks() ? bytes / 2 : bytes; }
+
+  /// @param bytes  of the array
+  void pack(std::byte* wire, const std::byte* array, size_t bytes) const {
+    const DefaultRounding rounding;
+    widening_.narrow(wire, reinterpret_cast<const float*>(array), bytes / sizeof(float));
+  }
+  void unpack(std::byte* array, const std::byte* wire, size_t bytes) const {
+    const DefaultRounding rounding;
+    widening_.widen(reinterpret_cast<float*>(array), wire, bytes / sizeof(float));
+  }
+
+ private:
+  Widening widening_{};
+};
+
+}  // namespace ringdl

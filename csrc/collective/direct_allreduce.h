@@ -1,0 +1,88 @@
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "collective/collective.h"
+#include "reduce/join.h"
+
+namespace ringdl {
+
+/// What ranks that share memory count with: monotone, compared by >=, a cache line each. A view of
+/// memory that they all see and that was all zeros when it was given to the first of them.
+class SharedCounters {
+ public:
+  using Counter = std::atomic<uint64_t>;
+  static_assert(Counter::is_always_lock_free);
+
+  SharedCounters() = default;
+  SharedCounters(std::byte* memory, int size) : memory_(memory), size_(size) {}
+
+  static size_t bytes(int size) { return kLineBytes * (2 + 3 * static_cast<size_t>(size)); }
+
+  /// Pieces that are reduced.
+  Counter& done() const { return at(0); }
+  /// Ranks that will not look at these counters again.
+  Counter& left() const { return at(1); }
+  /// What a rank has brought.
+  Counter& ready(int rank) const { return at(2 + rank); }
+  /// Pieces of a rank's own part that somebody has taken, or that are reduced.
+  Counter& claimed(int rank) const { return at(2 + size_ + rank); }
+  /// What a rank has taken with it.
+  Counter& copied(int rank) const { return at(2 + 2 * size_ + rank); }
+
+ private:
+  static constexpr size_t kLineBytes = 64;
+  Counter& at(int number) const {
+    return *reinterpret_cast<Counter*>(memory_ + kLineBytes * static_cast<size_t>(number));
+  }
+
+  std::byte* memory_ = nullptr;
+  int size_ = 0;
+};
+
+/// Where the ranks that share memory have an array, as this process sees them.
+struct SharedArrays {
+  std::vector<std::byte*> arrays;  // by rank
+  SharedCounters counters;
+};
+
+/// Allreduce of arrays that all ranks can read and write, in one pass: pieces are read from all of
+/// them, reduced in rank order, and written to all. That is one array read and one written per
+/// rank, which is as little as can be. Each rank takes the pieces of its own part, then whatever
+/// nobody has taken, so that nobody waits for a rank that the system has put to sleep.
+///
+/// No messages: the channel is not used. step() makes progress whenever it is called.
+class DirectAllreduce final : public Collective {
+ public:
+  /// @param instance  how often these counters were used before, by all ranks
+  DirectAllreduce(SharedArrays shared, uint64_t instance, size_t bytes, Join join, int rank);
+
+  bool step(Channel&) override;
+  int64_t pieces() const override { return reduced_; }
+  std::string describe() const override;
+
+ private:
+  int size() const { return static_cast<int>(shared_.arrays.size()); }
+  uint64_t first_piece(int rank) const {
+    return pieces_ * static_cast<uint64_t>(rank) / static_cast<uint64_t>(size());
+  }
+  bool all_ready();
+  bool claim(int rank, uint64_t& piece);
+  bool claim_any(uint64_t& piece);
+  void reduce(uint64_t piece);
+
+  const SharedArrays shared_;
+  const uint64_t instance_;
+  const size_t bytes_;
+  const Join join_;
+  const int rank_;
+  const size_t piece_bytes_;
+  const uint64_t pieces_;
+  bool has_come_ = false;
+  int ready_ = 0;  // ranks 0 .. ready_-1 have come
+  int64_t reduced_ = 0;
+};
+
+}  // namespace ringdl

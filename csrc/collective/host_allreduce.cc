@@ -1,0 +1,143 @@
+#include "collective/host_allreduce.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "collective/staged_allreduce.h"
+
+namespace ringdl {
+
+HostAllreduce::HostAllreduce(std::shared_ptr<Window> window, std::vector<int> ranks,
+                             SharedLayout layout, std::byte* data, size_t bytes, Join join,
+                             Reducer reducer, size_t segment_bytes, Codec codec,
+                             std::optional<SlotCall> slot_call)
+    : window_(std::move(window)),
+      ranks_(std::move(ranks)),
+      layout_(std::move(layout)),
+      data_(data),
+      bytes_(bytes),
+      join_(join),
+      reducer_(reducer),
+      segment_bytes_(segment_bytes),
+      codec_(codec),
+      rank_(layout_->local_rank) {
+  find_places();
+  if (slot_call) exchange_.emplace(std::move(*slot_call), rank_);
+}
+
+// Other ranks look at the counters once all of their host have told where their arrays are: on one
+// host that is known here, too; on several, this rank may hear of a failure elsewhere before.
+HostAllreduce::~HostAllreduce() {
+  if (exchange_) exchange_->finish();
+  if (counters_ && (chosen_ || layout_->hosts.size() > 1)) {
+    const SharedCounters counters(counters_.get(), size());
+    window_->free_once(std::move(counters_), counters.left(), static_cast<uint64_t>(size()));
+  }
+}
+
+bool HostAllreduce::step(Channel& channel) {
+  if (!chosen_) {
+    if (!meet(channel)) return false;
+    choose();
+  }
+  if (!chosen_->step(channel)) return false;
+  for (int other = 0; other < size() && has_told_; ++other) {
+    if (other != rank_ && channel.sent(local(other)) < 1) return false;
+  }
+  shared_.left().fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+int64_t HostAllreduce::pieces() const {
+  if (chosen_) return chosen_->pieces();
+  return exchange_ ? 0 : -1;
+}
+
+void HostAllreduce::find_places() {
+  places_.resize(static_cast<size_t>(size()));
+  Place& own = places_[static_cast<size_t>(rank_)];
+  own.array = place_of(data_, bytes_);
+  stage_ = window_->allocate(layout_->hosts.size() == 1
+                                 ? StagedAllreduce::stage_bytes(size())
+                                 : HierarchicalAllreduce::stage_bytes(layout_->lanes()));
+  own.stage = place_of(stage_.get(), 1);
+  if (rank_ != 0) return;
+  const size_t bytes = SharedCounters::bytes(size());
+  counters_ = window_->allocate(bytes);
+  std::memset(counters_.get(), 0, bytes);
+  own.counters = place_of(counters_.get(), bytes);
+}
+
+bool HostAllreduce::meet(Channel& channel) {
+  if (!exchange_) return meet_by_messages(channel);
+  const Place& own = places_[static_cast<size_t>(rank_)];
+  const auto state = exchange_->step({reinterpret_cast<const std::byte*>(&own), sizeof(own)});
+  if (state == SlotExchange::State::kNotYet) return false;
+  if (state == SlotExchange::State::kElsewhere) {
+    exchange_.reset();
+    return meet_by_messages(channel);
+  }
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank_) continue;
+    std::memcpy(&places_[static_cast<size_t>(other)], exchange_->payload(other), sizeof(Place));
+  }
+  exchange_->finish();
+  return true;
+}
+
+bool HostAllreduce::meet_by_messages(Channel& channel) {
+  for (int other = 0; other < size() && !has_told_; ++other) {
+    if (other == rank_) continue;
+    channel.send(local(other), &places_[static_cast<size_t>(rank_)], sizeof(Place));
+    channel.receive(local(other), &places_[static_cast<size_t>(other)], sizeof(Place));
+  }
+  has_told_ = true;
+  told_ = 0;
+  for (int rank = 0; rank < size(); ++rank) {
+    told_ += static_cast<int>(rank == rank_ || channel.received(local(rank)) > 0);
+  }
+  return told_ == size();
+}
+
+void HostAllreduce::choose() {
+  shared_ = SharedCounters(at(0, places_[0].counters), size());
+  const bool is_direct = size() == 1 || std::all_of(places_.begin(), places_.end(),
+                                                    [](auto& place) { return place.array >= 0; });
+  std::vector<std::byte*> memory;
+  for (int rank = 0; rank < size(); ++rank) {
+    const Place& place = places_[static_cast<size_t>(rank)];
+    memory.push_back(size() == 1 ? data_ : at(rank, is_direct ? place.array : place.stage));
+  }
+  if (is_direct) stage_.reset();
+  if (layout_->hosts.size() > 1) {
+    chosen_ = std::make_unique<HierarchicalAllreduce>(
+        layout_, LocalArrays{{std::move(memory), shared_}, data_, !is_direct}, 0, bytes_, join_,
+        reducer_, segment_bytes_, codec_);
+  } else if (is_direct) {
+    chosen_ = std::make_unique<DirectAllreduce>(SharedArrays{std::move(memory), shared_}, 0, bytes_,
+                                                join_, rank_);
+  } else {
+    chosen_ =
+        std::make_unique<StagedAllreduce>(std::move(memory), shared_, data_, bytes_, join_, rank_);
+  }
+}
+
+int64_t HostAllreduce::place_of(const std::byte* data, size_t bytes) const {
+  const auto offset = window_->offset_of(data, bytes);
+  return offset ? static_cast<int64_t>(*offset) : -1;
+}
+
+std::byte* HostAllreduce::at(int place, int64_t offset) const {
+  const int rank = ranks_[static_cast<size_t>(local(place))];
+  return window_->at(rank, static_cast<uint64_t>(offset));
+}
+
+std::string HostAllreduce::describe() const {
+  if (chosen_) return chosen_->describe();
+  if (exchange_) return exchange_->describe();
+  return "allreduce on one host: " + std::to_string(told_) + " of " + std::to_string(size()) +
+         " ranks have told where their arrays are";
+}
+
+}  // namespace ringdl

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/collective.h"
+#include "collective/hierarchical_allreduce.h"
+#include "collective/reducer.h"
+#include "collective/slot_allreduce.h"
+#include "transport/host/window.h"
+
+namespace ringdl {
+
+/// Allreduce among ranks that share memory with the others of their hosts: those of a host tell one
+/// another where their arrays are, in slots or by messages, and reduce them there if all are in
+/// shared memory, otherwise through stages; between hosts, around rings.
+class HostAllreduce final : public Collective {
+ public:
+  /// @param window  reaches the ranks of this host
+  /// @param ranks  the transport's number of each rank
+  /// @param join  over the ranks of a host
+  /// @param reducer, segment_bytes, codec  between hosts
+  /// @param slot_call  if ranks may meet in slots
+  HostAllreduce(std::shared_ptr<Window> window, std::vector<int> ranks, SharedLayout layout,
+                std::byte* data, size_t bytes, Join join, Reducer reducer, size_t segment_bytes,
+                Codec codec, std::optional<SlotCall> slot_call);
+  ~HostAllreduce() override;
+
+  bool step(Channel& channel) override;
+  int64_t pieces() const override;
+  bool has_met(int rank) const override {
+    return exchange_ && (chosen_ || exchange_->has_put(rank));
+  }
+  std::string describe() const override;
+
+ private:
+  // What a rank says of itself: offsets in its memory, or -1.
+  struct Place {
+    int64_t array = -1;
+    int64_t stage = -1;
+    int64_t counters = -1;  // of the first rank of a host
+  };
+
+  int size() const { return layout_->local_size(); }
+  void find_places();
+  bool meet(Channel& channel);
+  bool meet_by_messages(Channel& channel);
+  void choose();
+  int local(int place) const { return layout_->local_ranks()[static_cast<size_t>(place)]; }
+  int64_t place_of(const std::byte* data, size_t bytes) const;
+  std::byte* at(int place, int64_t offset) const;
+
+  const std::shared_ptr<Window> window_;
+  const std::vector<int> ranks_;
+  const SharedLayout layout_;
+  std::byte* const data_;
+  const size_t bytes_;
+  const Join join_;
+  const Reducer reducer_;
+  const size_t segment_bytes_;
+  const Codec codec_;
+  const int rank_;  // on this host
+  std::optional<SlotExchange> exchange_;
+  std::vector<Place> places_;  // by place on the host
+  bool has_told_ = false;      // by messages
+  int told_ = 0;               // so many ranks have
+  std::shared_ptr<std::byte> stage_;
+  std::shared_ptr<std::byte> counters_;  // on the first rank of a host
+  SharedCounters shared_;
+  std::unique_ptr<Collective> chosen_;
+};
+
+}  // namespace ringdl

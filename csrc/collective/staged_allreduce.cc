@@ -1,0 +1,135 @@
+#include "collective/staged_allreduce.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "reduce/stream.h"
+
+namespace ringdl {
+namespace {
+
+// All stages together should stay in the second-level cache (1 to 2 MiB), and a chunk be worth a
+// wait for the others.
+constexpr size_t kBlockBytes = 256 << 10;
+constexpr size_t kSmallestChunk = 16 << 10;
+
+// So many at most in one step(): about half a millisecond, in which the engine's lock is held.
+constexpr int kStepsAtOnce = 12;
+
+size_t chunk_bytes_of(int size) {
+  return std::max(kSmallestChunk, kBlockBytes / static_cast<size_t>(size) / 64 * 64);
+}
+
+}  // namespace
+
+size_t StagedAllreduce::stage_bytes(int size) {
+  return 2 * chunk_bytes_of(size) * static_cast<size_t>(size);
+}
+
+StagedAllreduce::StagedAllreduce(std::vector<std::byte*> stages, SharedCounters counters,
+                                 std::byte* data, size_t bytes, Join join, int rank)
+    : stages_(std::move(stages)),
+      counters_(counters),
+      data_(data),
+      bytes_(bytes),
+      join_(join),
+      rank_(rank),
+      chunk_bytes_(chunk_bytes_of(size())),
+      block_bytes_(chunk_bytes_ * static_cast<size_t>(size())),
+      blocks_((bytes + block_bytes_ - 1) / block_bytes_) {}
+
+// Each rank does the same steps in the same order, and counts them where all see it:
+//   0: block 0 in;  3b+1: block b+1 in;  3b+2: block b is reduced;  3b+3: block b out.
+// A stage holds two blocks. A block is reduced once all ranks have theirs in, it goes out once all
+// have reduced their chunks, and its place is taken by the block after the next once all have it
+// out.
+bool StagedAllreduce::step(Channel&) {
+  const uint64_t end = 3 * blocks_ + 1;
+  for (int i = 0; i < kStepsAtOnce && next_ < end; ++i) {
+    if (!do_next()) return false;
+    ++next_;
+    counters_.ready(rank_).store(next_, std::memory_order_release);
+  }
+  return next_ == end && all_have_done(end);
+}
+
+bool StagedAllreduce::do_next() {
+  if (next_ == 0) {
+    copy_in(0);
+    return true;
+  }
+  const uint64_t block = (next_ - 1) / 3;
+  switch ((next_ - 1) % 3) {
+    case 0:
+      if (block + 1 >= blocks_) return true;
+      if (block >= 1 && !all_have_done(3 * block + 1)) return false;
+      copy_in(block + 1);
+      return true;
+    case 1:
+      if (!all_have_done(block == 0 ? 1 : 3 * block - 1)) return false;
+      reduce(block);
+      return true;
+    default:
+      if (!all_have_done(3 * block + 3)) return false;
+      copy_out(block);
+      return true;
+  }
+}
+
+bool StagedAllreduce::all_have_done(uint64_t steps) {
+  if (all_have_done_ >= steps) return true;
+  uint64_t least = next_;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != rank_)
+      least = std::min(least, counters_.ready(rank).load(std::memory_order_acquire));
+  }
+  all_have_done_ = least;
+  return least >= steps;
+}
+
+std::byte* StagedAllreduce::stage(int rank, uint64_t block) const {
+  return stages_[static_cast<size_t>(rank)] + block % 2 * block_bytes_;
+}
+
+size_t StagedAllreduce::block_length(uint64_t block) const {
+  const size_t begin = static_cast<size_t>(block) * block_bytes_;
+  return std::min(block_bytes_, bytes_ - std::min(bytes_, begin));
+}
+
+void StagedAllreduce::copy_in(uint64_t block) const {
+  std::memcpy(stage(rank_, block), data_ + static_cast<size_t>(block) * block_bytes_,
+              block_length(block));
+}
+
+void StagedAllreduce::reduce(uint64_t block) const {
+  const size_t begin = std::min(block_length(block), static_cast<size_t>(rank_) * chunk_bytes_);
+  const size_t end = std::min(block_length(block), begin + chunk_bytes_);
+  std::vector<const std::byte*> sources;
+  for (int rank = 0; rank < size(); ++rank) sources.push_back(stage(rank, block) + begin);
+  std::byte* const target = stage(rank_, block) + begin;
+  join_(sources, {&target, 1}, end - begin, false);
+}
+
+void StagedAllreduce::copy_out(uint64_t block) const {
+  std::byte* const into = data_ + static_cast<size_t>(block) * block_bytes_;
+  const size_t length = block_length(block);
+  for (int rank = 0; rank < size(); ++rank) {
+    const size_t begin = std::min(length, static_cast<size_t>(rank) * chunk_bytes_);
+    const size_t end = std::min(length, begin + chunk_bytes_);
+    const std::byte* const from = stage(rank, block) + begin;
+    if (bytes_ >= kStreamBytes) {
+      stream_copy(into + begin, from, end - begin);
+    } else {
+      std::memcpy(into + begin, from, end - begin);
+    }
+  }
+  if (bytes_ >= kStreamBytes) stream_fence();
+}
+
+std::string StagedAllreduce::describe() const {
+  return "staged allreduce: " + std::to_string(next_) + " of " + std::to_string(3 * blocks_ + 1) +
+         " steps done, all ranks have done " + std::to_string(all_have_done_);
+}
+
+}  // namespace ringdl

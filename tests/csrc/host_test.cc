@@ -1,0 +1,511 @@
+// Memory that ranks of one host share: who has which part, other processes, and works on it.
+
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/clock.h"
+#include "check.h"
+#include "collective/direct_allreduce.h"
+#include "collective/slot_allreduce.h"
+#include "ranks.h"
+#include "reduce/join.h"
+#include "reduce/stream.h"
+#include "transport/host/window.h"
+
+using namespace ringdl;
+
+namespace {
+
+constexpr int64_t kTimeout = 20 * kSecond;
+
+void test_heap() {
+  constexpr uint64_t kEnd = 100000;
+  Heap heap(64, kEnd);
+  std::mt19937_64 random(1);
+  std::map<uint64_t, uint64_t> held;  // begin -> bytes
+  for (int i = 0; i < 20000; ++i) {
+    if (!held.empty() && random() % 2 == 0) {
+      auto one = held.begin();
+      std::advance(one, static_cast<int64_t>(random() % held.size()));
+      heap.give_back(one->first);
+      held.erase(one);
+      continue;
+    }
+    const uint64_t bytes = random() % 3000;
+    const auto begin = heap.take(bytes, 64);
+    if (!begin) continue;
+    const auto after = held.upper_bound(*begin);
+    bool is_free = *begin >= 64 && *begin % 64 == 0 && *begin + bytes <= kEnd;
+    if (after != held.end()) is_free &= *begin + bytes <= after->first;
+    if (after != held.begin()) {
+      is_free &= std::prev(after)->first + std::prev(after)->second <= *begin;
+    }
+    CHECK(is_free);
+    held[*begin] = bytes;
+  }
+  for (const auto& [begin, bytes] : held) heap.give_back(begin);
+  CHECK(heap.take(kEnd - 64, 64).has_value());
+  CHECK(!heap.take(1, 64).has_value());
+}
+
+void test_memory_is_given_back() {
+  const auto windows = check::connected_windows(2, 8 << 20);
+  Window& window = *windows[0];
+  CHECK(!window.offset_of(&window, 1).has_value());
+  std::shared_ptr<std::byte> large = window.allocate(5 << 20);
+  CHECK_EQ(reinterpret_cast<uintptr_t>(large.get()) % 64, 0u);
+  const uint64_t offset = *window.offset_of(large.get(), 5 << 20);
+  CHECK(!window.offset_of(large.get(), 8 << 20).has_value());
+  CHECK_EQ(windows[1]->at(0, offset), large.get());
+  CHECK_THROWS(window.allocate(5 << 20), std::bad_alloc, "");
+  std::memset(large.get(), 1, 5 << 20);
+  large.reset();
+  large = window.allocate(5 << 20);
+  CHECK_EQ(*window.offset_of(large.get(), 1), offset);
+  CHECK(large.get()[2 << 20] == std::byte{0});  // its pages went back to the system
+}
+
+void test_kept_until_counted() {
+  const auto windows = check::connected_windows(2, 1 << 20);
+  std::atomic<uint64_t> counter = 0;
+  std::shared_ptr<std::byte> memory = windows[0]->allocate(64);
+  const std::weak_ptr<std::byte> look = memory;
+  windows[0]->free_once(std::move(memory), counter, 2);
+  CHECK(!look.expired());
+  counter = 2;
+  windows[0]->free_once(windows[0]->allocate(64), counter, 2);
+  CHECK(look.expired());
+}
+
+// Not by fork alone: what a child inherits it need not map.
+void test_other_processes() {
+  auto segment = Segment::create(1 << 20);
+  const Segment::Address address = segment->address();
+  segment->data()[4096] = std::byte{7};
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto theirs = Segment::open(address);
+    if (!theirs || theirs->data() == segment->data()) _exit(1);
+    if (theirs->data()[4096] != std::byte{7}) _exit(2);
+    theirs->data()[8192] = std::byte{8};
+    Segment::Address other = address;
+    ++other.nonce;
+    if (Segment::open(other)) _exit(3);
+    other = address;
+    other.bytes *= 2;
+    if (Segment::open(other)) _exit(4);
+    other = address;
+    other.descriptor = 9999;
+    if (Segment::open(other)) _exit(5);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ(WEXITSTATUS(status), 0);
+  CHECK(segment->data()[8192] == std::byte{8});
+  segment.reset();
+  CHECK(!Segment::open(address));
+}
+
+// A child that lets go of what it inherited leaves the parent's memory alone.
+void test_forked_children_free_nothing() {
+  const auto windows = check::connected_windows(1, 8 << 20);
+  std::shared_ptr<std::byte> memory = windows[0]->allocate(4 << 20);
+  std::memset(memory.get(), 1, 4 << 20);
+  const pid_t child = fork();
+  if (child == 0) {
+    memory.reset();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(memory.get()[2 << 20] == std::byte{1});
+}
+
+void test_stream_copy() {
+  std::vector<std::byte> from(5000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7);
+  for (const size_t begin : {0, 1, 63, 64}) {
+    for (const size_t bytes : {0, 1, 63, 64, 65, 200, 4096, 4500}) {
+      std::vector<std::byte> into(5000, std::byte{1});
+      stream_copy(into.data() + begin, from.data() + 3, bytes);
+      stream_fence();
+      CHECK(std::memcmp(into.data() + begin, from.data() + 3, bytes) == 0);
+      CHECK(begin == 0 || into[begin - 1] == std::byte{1});
+      CHECK(into[begin + bytes] == std::byte{1});
+    }
+  }
+}
+
+// Wider than 16 bits: the same bits as one kernel after the other.
+void test_join_is_the_kernels_in_order() {
+  std::mt19937_64 random(2);
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kInt64, DType::kInt32,
+                            DType::kInt16, DType::kInt8, DType::kUInt8, DType::kBool}) {
+    for (int r = 0; r < kReductionCount; ++r) {
+      const auto reduction = static_cast<Reduction>(r);
+      const Kernels kernels = find_kernels(dtype, reduction);
+      for (const size_t count : {1, 3, 64, 1000, 5001}) {
+        for (const size_t sources_count : {1, 2, 3, 5}) {
+          const size_t bytes = count * item_bytes(dtype);
+          std::vector<std::vector<std::byte>> arrays(sources_count,
+                                                     std::vector<std::byte>(bytes + 8));
+          std::vector<const std::byte*> sources;
+          std::vector<std::byte*> targets;
+          for (auto& array : arrays) {
+            for (auto& byte : array) byte = static_cast<std::byte>(random());
+            sources.push_back(array.data() + 8);
+            targets.push_back(array.data() + 8);
+          }
+          std::vector<std::byte> expected(sources[0], sources[0] + bytes);
+          for (size_t i = 1; i < sources_count; ++i) {
+            if (i + 1 < sources_count) {
+              kernels.combine(expected.data(), sources[i], count);
+            } else {
+              kernels.finish(expected.data(), sources[i], count,
+                             static_cast<int64_t>(sources_count));
+            }
+          }
+          const Join join(dtype, reduction, static_cast<int64_t>(sources_count));
+          join(sources, targets, bytes, count % 2 == 0);
+          for (std::byte* const target : targets) {
+            CHECK(std::memcmp(target, expected.data(), bytes) == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+// 16 bits: 256 ones and a hundred tiny numbers that rounding in between would lose.
+void test_join_rounds_once() {
+  constexpr uint16_t kOne = 0x3f80;
+  constexpr uint16_t kTiny = 0x3a80;  // 2^-10: half of the last bit of 1 is 2^-9
+  for (const bool streams : {false, true}) {
+    std::vector<uint16_t> ones(300, kOne);
+    std::vector<uint16_t> tinies(300, kTiny);
+    const auto* one = reinterpret_cast<const std::byte*>(ones.data());
+    const auto* tiny = reinterpret_cast<const std::byte*>(tinies.data());
+    std::vector<const std::byte*> sources(9, tiny);
+    sources[0] = one;
+    std::vector<uint16_t> result(300);
+    std::byte* const target = reinterpret_cast<std::byte*>(result.data());
+    Join(DType::kBFloat16, Reduction::kSum, 9)(sources, {&target, 1}, 600, streams);
+    CHECK_EQ(result[0], 0x3f81);  // 1 + 8 * 2^-10 = 1 + 2^-7
+    CHECK_EQ(result[299], 0x3f81);
+  }
+  for (int bits = 0; bits < 0x10000; ++bits) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      const auto narrow = static_cast<uint16_t>(bits);
+      uint16_t back = 0;
+      float wide = 0;
+      find_widening(dtype).widen(&wide, &narrow, 1);
+      find_widening(dtype).narrow(&back, &wide, 1);
+      const bool is_nan = std::isnan(wide);
+      CHECK_EQ(back, is_nan ? (dtype == DType::kFloat16 ? 0x7e00 : 0x7fc0) : narrow);
+    }
+  }
+}
+
+// Ranks put and pass at random, at any pace: all find the same of each instance, and what was put.
+void test_slots() {
+  constexpr int kRanks = 3;
+  constexpr uint64_t kInstances = 3000;
+  std::vector<Buffer> memory;
+  std::vector<std::byte*> begins;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    memory.emplace_back(Slots::bytes());
+    std::memset(memory.back().data(), 0, Slots::bytes());
+    begins.push_back(memory.back().data());
+  }
+  const auto puts = [](uint64_t instance, int rank) {
+    return (instance * 2654435761u >> 7) % 10 != static_cast<uint64_t>(rank);
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto slots = std::make_shared<Slots>(begins, rank);
+      std::mt19937_64 random(static_cast<uint64_t>(rank));
+      for (uint64_t instance = 0; instance < kInstances; ++instance) {
+        if (random() % 20 == 0) sleep_ns(static_cast<int64_t>(random() % 200000));
+        if (!puts(instance, rank)) {
+          slots->pass(instance);
+          continue;
+        }
+        const uint64_t own = instance * 10 + static_cast<uint64_t>(rank);
+        SlotExchange exchange({slots, instance, instance}, rank);
+        SlotExchange::State state = SlotExchange::State::kNotYet;
+        while (state == SlotExchange::State::kNotYet) {
+          state = exchange.step({reinterpret_cast<const std::byte*>(&own), sizeof(own)});
+          sched_yield();
+        }
+        bool all_put = true;
+        for (int other = 0; other < kRanks; ++other) all_put &= puts(instance, other);
+        CHECK_EQ(state == SlotExchange::State::kAllHavePut, all_put);
+        for (int other = 0; other < kRanks && all_put; ++other) {
+          uint64_t theirs = 0;
+          std::memcpy(&theirs, exchange.payload(other), sizeof(theirs));
+          CHECK_EQ(theirs, instance * 10 + static_cast<uint64_t>(other));
+        }
+        exchange.finish();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// The last of three calls passes before the first could put: then all find that it has passed.
+void test_slots_passed_over() {
+  Buffer memory(Slots::bytes());
+  Buffer others(Slots::bytes());
+  std::memset(memory.data(), 0, Slots::bytes());
+  std::memset(others.data(), 0, Slots::bytes());
+  const std::vector<std::byte*> begins = {memory.data(), others.data()};
+  const auto first = std::make_shared<Slots>(begins, 0);
+  const auto second = std::make_shared<Slots>(begins, 1);
+  const uint64_t own = 7;
+  const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(&own), sizeof(own));
+  for (uint64_t instance = 0; instance < 2; ++instance) first->pass(instance);
+  SlotExchange early({first, 2, 1}, 0);  // the other rank has finished nothing yet
+  CHECK(early.step(bytes) == SlotExchange::State::kNotYet);
+  first->pass(3);
+  CHECK(early.step(bytes) == SlotExchange::State::kElsewhere);
+  second->pass(0);
+  second->pass(1);
+  SlotExchange late({second, 2, 1}, 1);
+  CHECK(late.step(bytes) == SlotExchange::State::kElsewhere);
+}
+
+Call allreduce_of(int64_t count, const std::string& name = "") {
+  return {Kind::kAllreduce, DType::kFloat32, Reduction::kSum, -1, {count}, name};
+}
+
+void test_direct_works() {
+  for (const int size : {2, 3, 5}) {
+    const auto windows = check::connected_windows(size, 64 << 20);
+    for (const bool delayed : {false, true}) {
+      check::run_ranks(size, {}, {4096, delayed ? 7u : 0u}, [&](Engine& engine) {
+        const auto rank = static_cast<size_t>(engine.rank());
+        engine.set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
+        std::mt19937_64 random(rank);
+        for (int round = 0; round < 6; ++round) {
+          std::vector<std::shared_ptr<std::byte>> arrays;
+          std::vector<std::shared_ptr<Work>> works;
+          for (int i = 0; i < 8; ++i) {
+            const int64_t count = 5000 + 30011 * i;
+            arrays.push_back(windows[rank]->allocate(4 * static_cast<size_t>(count)));
+            std::fill_n(reinterpret_cast<float*>(arrays.back().get()), count,
+                        static_cast<float>(engine.rank() + i));
+            if (random() % 4 == 0) sleep_ns(static_cast<int64_t>(random() % 2000000));
+            works.push_back(engine.submit(allreduce_of(count), arrays.back().get()));
+          }
+          for (int i = 7; i >= 0; --i) {
+            engine.wait(works[static_cast<size_t>(i)], kTimeout);
+            const auto* values =
+                reinterpret_cast<const float*>(arrays[static_cast<size_t>(i)].get());
+            const auto expected = static_cast<float>(size * i + size * (size - 1) / 2);
+            CHECK(std::all_of(values, values + 5000 + 30011 * i,
+                              [&](float value) { return value == expected; }));
+          }
+        }
+        const auto stats = engine.stats();
+        CHECK_EQ(stats.at("data_messages_sent"), 0.0);
+        CHECK_EQ(stats.at("works_in_flight"), 0.0);
+      });
+    }
+  }
+}
+
+// The ranks that have come reduce nothing before the last one has, and then take its part as well.
+void test_pieces_are_taken_over() {
+  constexpr size_t kCount = 1 << 20;
+  const auto windows = check::connected_windows(2, 16 << 20);
+  std::vector<std::shared_ptr<std::byte>> arrays;
+  SharedArrays shared;
+  for (const auto& window : windows) {
+    arrays.push_back(window->allocate(4 * kCount));
+    std::fill_n(reinterpret_cast<float*>(arrays.back().get()), kCount, 1.0f);
+    shared.arrays.push_back(arrays.back().get());
+  }
+  const auto memory = windows[0]->allocate(SharedCounters::bytes(2));
+  std::memset(memory.get(), 0, SharedCounters::bytes(2));
+  shared.counters = SharedCounters(memory.get(), 2);
+  struct Silent final : Channel {
+    int rank() const override { return 0; }
+    int size() const override { return 2; }
+    void send(int, const void*, size_t) override { CHECK(false); }
+    void receive(int, void*, size_t) override { CHECK(false); }
+    int64_t sent(int) const override { return 0; }
+    int64_t received(int) const override { return 0; }
+    bool agreed() const override { return true; }
+  } channel;
+  const Join join(DType::kFloat32, Reduction::kSum, 2);
+  for (uint64_t instance = 0; instance < 3; ++instance) {
+    DirectAllreduce first(shared, instance, 4 * kCount, join, 0);
+    DirectAllreduce second(shared, instance, 4 * kCount, join, 1);
+    CHECK(!first.step(channel));
+    CHECK(!first.step(channel));
+    CHECK_EQ(first.pieces(), 0);
+    CHECK(!second.step(channel) || second.pieces() > 0);
+    while (!first.step(channel)) continue;
+    while (!second.step(channel)) continue;
+    CHECK(first.pieces() > 0);
+    CHECK(second.pieces() > 0);
+    for (const auto& array : arrays) {
+      const auto* values = reinterpret_cast<const float*>(array.get());
+      const auto expected = static_cast<float>(2 << instance);
+      CHECK(std::all_of(values, values + kCount, [&](float v) { return v == expected; }));
+    }
+  }
+}
+
+const std::vector<std::vector<int>> kLayouts = {{0, 0, 1, 1}, {0, 1, 0, 1},       {0, 0, 0, 1},
+                                                {5, 2, 2},    {0, 1, 1, 2, 2, 2}, {0, 0, 1, 1, 2}};
+
+// Arrays in shared memory everywhere, nowhere, or on some ranks; also several at once.
+void test_hierarchical_works() {
+  for (const auto& hosts : kLayouts) {
+    const int size = static_cast<int>(hosts.size());
+    const auto windows = check::connected_windows(hosts, 128 << 20);
+    for (const int ordinary : {0, 1, 2}) {  // none, all, or every third
+      EngineOptions options;
+      options.segment_bytes = 64 << 10;
+      check::run_ranks(size, options, {}, [&](Engine& engine) {
+        const auto rank = static_cast<size_t>(engine.rank());
+        engine.set_window(windows[rank], hosts);
+        const bool is_shared = ordinary == 0 || (ordinary == 2 && engine.rank() % 3 != 0);
+        std::vector<std::shared_ptr<std::byte>> arrays;
+        std::vector<std::shared_ptr<Work>> works;
+        const std::vector<int64_t> counts = {4097, 70001, 800001, 5000};
+        for (const int64_t count : counts) {
+          const size_t bytes = 4 * static_cast<size_t>(count);
+          arrays.push_back(is_shared ? windows[rank]->allocate(bytes) : allocate(bytes));
+          auto* const values = reinterpret_cast<float*>(arrays.back().get());
+          for (int64_t i = 0; i < count; ++i) {
+            values[i] = static_cast<float>(engine.rank() + i % 1000);
+          }
+          if (engine.rank() == static_cast<int>(count % size)) sleep_ns(kMillisecond);
+          works.push_back(engine.submit(allreduce_of(count), values));
+        }
+        for (size_t n = counts.size(); n-- > 0;) {
+          engine.wait(works[n], kTimeout);
+          const auto* const values = reinterpret_cast<const float*>(arrays[n].get());
+          int64_t wrong = 0;
+          for (int64_t i = 0; i < counts[n]; ++i) {
+            const auto sum = static_cast<float>(size * (size - 1) / 2 + size * (i % 1000));
+            wrong += static_cast<int64_t>(values[i] != sum);
+          }
+          CHECK_EQ(wrong, 0);
+        }
+      });
+    }
+  }
+}
+
+// Every way of putting 2 to 6 ranks on hosts: sums over all, whatever the arrays' sizes.
+void test_hierarchical_buckets() {
+  const std::vector<GradientSpec> specs = {{"a", {3}, DType::kFloat32, {}},
+                                           {"b", {70001}, DType::kFloat64, {}},
+                                           {"c", {1500000}, DType::kFloat32, {}}};
+  for (const auto& hosts : kLayouts) {
+    const int size = static_cast<int>(hosts.size());
+    const auto windows = check::connected_windows(hosts, 64 << 20);
+    EngineOptions options;
+    options.segment_bytes = 64 << 10;
+    check::run_engines(size, options, {}, [&](const std::shared_ptr<Engine>& engine) {
+      const int rank = engine->rank();
+      engine->set_window(windows[static_cast<size_t>(rank)], hosts);
+      const auto buckets = check::make_buckets(engine, specs, plan_buckets(specs, 16 << 20, 5000));
+      for (int round = 1; round <= 4; ++round) {
+        for (int i = 0; i < 3; ++i) {
+          const int64_t count = specs[static_cast<size_t>(i)].count();
+          for (int64_t j = 0; j < count; ++j) {
+            const int value = rank * round + static_cast<int>(j % 1000);
+            if (i == 1) reinterpret_cast<double*>(buckets->gradient(i))[j] = value;
+            if (i != 1)
+              reinterpret_cast<float*>(buckets->gradient(i))[j] = static_cast<float>(value);
+          }
+          if (rank == round % size) sleep_ns(2 * kMillisecond);
+          buckets->ready(i);
+        }
+        buckets->wait(kTimeout);
+        int64_t wrong = 0;
+        for (int i = 0; i < 3; ++i) {
+          for (int64_t j = 0; j < specs[static_cast<size_t>(i)].count(); ++j) {
+            const double sum = round * size * (size - 1) / 2 + size * (j % 1000);
+            const double value = i == 1 ? reinterpret_cast<double*>(buckets->gradient(i))[j]
+                                        : reinterpret_cast<float*>(buckets->gradient(i))[j];
+            wrong += static_cast<int64_t>(value != sum);
+          }
+        }
+        CHECK_EQ(wrong, 0);
+      }
+    });
+  }
+}
+
+void test_buckets_without_messages() {
+  const std::vector<GradientSpec> specs = {{"a", {1000}, DType::kFloat32, {}},
+                                           {"b", {70000}, DType::kFloat64, {}},
+                                           {"c", {300000}, DType::kFloat32, {}}};
+  for (const int size : {2, 4}) {
+    const auto windows = check::connected_windows(size, 64 << 20);
+    check::run_engines(size, {}, {}, [&](const std::shared_ptr<Engine>& engine) {
+      const int rank = engine->rank();
+      engine->set_window(windows[static_cast<size_t>(rank)],
+                         std::vector<int>(static_cast<size_t>(engine->size()), 0));
+      const auto buckets = check::make_buckets(engine, specs, plan_buckets(specs, 1 << 20, 5000));
+      const double sent = engine->stats().at("messages_sent");
+      for (int round = 1; round <= 20; ++round) {
+        std::fill_n(reinterpret_cast<float*>(buckets->gradient(0)), 1000, 1.0f * round);
+        buckets->ready(0);
+        if (rank == 1) {
+          std::fill_n(reinterpret_cast<double*>(buckets->gradient(1)), 70000, 1.0 * round);
+          buckets->ready(1);
+        }
+        const std::vector<bool> produced = buckets->wait(kTimeout);
+        CHECK(produced == std::vector<bool>({true, true, false}));
+        CHECK_EQ(reinterpret_cast<float*>(buckets->gradient(0))[999],
+                 static_cast<float>(size * round));
+        CHECK_EQ(reinterpret_cast<double*>(buckets->gradient(1))[69999], 1.0 * round);
+        CHECK_EQ(reinterpret_cast<float*>(buckets->gradient(2))[299999], 0.0f);
+      }
+      CHECK_EQ(engine->stats().at("messages_sent"), sent);
+    });
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_heap();
+  test_memory_is_given_back();
+  test_kept_until_counted();
+  test_other_processes();
+  test_forked_children_free_nothing();
+  test_stream_copy();
+  test_join_is_the_kernels_in_order();
+  test_join_rounds_once();
+  test_slots();
+  test_slots_passed_over();
+  test_pieces_are_taken_over();
+  test_direct_works();
+  test_buckets_without_messages();
+  test_hierarchical_works();
+  test_hierarchical_buckets();
+  return check::report();
+}
