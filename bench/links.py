@@ -24,6 +24,8 @@ from pathlib import Path
 
 import hosts
 
+from ringdl.bench import _machine
+
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -54,12 +56,10 @@ def summary(seconds: Sequence[float], bound: float) -> dict[str, float]:
 
 def machine() -> dict[str, object]:
     """What the figures depend on."""
-    text = Path("/proc/cpuinfo").read_text()
-    model = re.search(r"model name\s*: (.*)", text)
     return {
-        "cpu": model[1] if model else platform.machine(),
+        "cpu": _machine.cpu_model(Path("/proc/cpuinfo").read_text()),
         "cores": os.cpu_count(),
-        "kernel": re.match(r"[\d.]+\d", platform.release())[0],
+        "kernel": _machine.kernel_version(platform.release()),
         "python": platform.python_version(),
     }
 

@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 import ringdl
+from ringdl._mpirun import identify_library
 
 BUFFERS = 2
 """Arrays that take turns, so that none is in a cache from the round before."""
@@ -103,8 +104,8 @@ def main() -> None:
             turn += 1
         report.append({"mib": mib, "seconds": seconds})
     if world.rank == 0:
-        library = MPI.Get_library_version().replace("Version:", "").split(",")[0].splitlines()[0]
-        answer = {"mpi": " ".join(library.split()), "ranks": world.size, "sizes": report}
+        library = " ".join(identify_library(MPI.Get_library_version()))
+        answer = {"mpi": library, "ranks": world.size, "sizes": report}
         chosen.json.write_text(json.dumps(answer))
 
 

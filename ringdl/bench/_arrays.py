@@ -1,0 +1,123 @@
+"""The arrays that collectives get, and how they take turns.
+
+They do so over several times the last-level cache: no run finds lines of its array in another
+rank's cache, or in the state in which the run before has left them. Just before its run an array
+is written anew, as a gradient is just before it is averaged; a small one is then in its own rank's
+cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ringdl
+
+if TYPE_CHECKING:
+    from ringdl.bench._collectives import Case
+
+Array = NDArray[Any]
+
+CACHE_MULTIPLE = 4
+"""Arrays take turns over so many times the last-level cache."""
+
+ASSUMED_CACHE_BYTES = 32 << 20
+"""The last-level cache of a system that does not tell."""
+
+LEAST_SLOTS = 2
+
+_BESIDE = 4
+"""Arrays of the same size beside those that take turns: the values to write, ringdl's result, what
+a peer or Python keeps for a moment."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """A rank's arrays for one run.
+
+    Attributes:
+        source: what the collective takes.
+        target: where peers put what they do not do in place; empty if there are none.
+        source_bytes: all memory of the source, as bytes; the case's size if there is a target.
+        target_bytes: of the target, likewise.
+    """
+
+    source: Array
+    target: Array
+    source_bytes: Array
+    target_bytes: Array
+
+
+class Rotation:
+    """Arrays that take turns, and what they are to hold in each run.
+
+    Args:
+        slots: the arrays.
+        write: gives a source the values of a run, by the run's number.
+    """
+
+    def __init__(self, slots: Sequence[Slot], write: Callable[[Array, int], object]) -> None:
+        self._slots = slots
+        self._write = write
+        self.run = -1  # the number of the run that `next` was last called for
+
+    def next(self) -> Slot:
+        """The arrays of the next run, just written."""
+        self.run += 1
+        slot = self._slots[self.run % len(self._slots)]
+        self._write(slot.source, self.run)
+        return slot
+
+
+def slot_count(size: int, runs: int, cache_bytes: int, memory_bytes: int) -> int:
+    """How many arrays take turns.
+
+    Args:
+        size: bytes of one, with its target.
+        runs: how many runs there will be; more arrays would never be used.
+        cache_bytes: what they should exceed together.
+        memory_bytes: what they may take on this rank, with what is needed beside them.
+
+    Returns:
+        At least `LEAST_SLOTS`, or 0 if even these do not fit.
+    """
+    if size == 0:
+        return LEAST_SLOTS
+    fitting = memory_bytes // size - _BESIDE
+    if fitting < LEAST_SLOTS:
+        return 0
+    wanted = min(runs, -(-cache_bytes // size) + 1)
+    return max(LEAST_SLOTS, min(wanted, fitting))
+
+
+def allocate(count: int, dtype: np.dtype[Any], memory: str) -> Array:
+    """Make an array for a collective.
+
+    Args:
+        count: elements.
+        dtype: their dtype.
+        memory: ``"ordinary"``, or ``"shared"`` by the ranks of a host.
+    """
+    array: Array = np.empty(count, dtype) if memory == "ordinary" else ringdl.empty(count, dtype)
+    return array
+
+
+def make_slots(case: Case, number: int, memory: str, *, with_targets: bool) -> list[Slot]:
+    """Make the arrays that take turns."""
+    shape = case.shape
+    room = max(shape.send, shape.receive) if with_targets else shape.send
+
+    def make() -> Slot:
+        source = allocate(room, case.dtype, memory)
+        target = np.empty(room if with_targets else 0, case.dtype)
+        target.fill(0)  # its pages are there before the first run
+        source_bytes, target_bytes = source.view(np.uint8), target.view(np.uint8)
+        if room > shape.send:
+            source = source[: shape.send]
+        return Slot(source, target[: shape.receive], source_bytes, target_bytes)
+
+    return [make() for _ in range(number)]
