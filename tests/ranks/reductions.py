@@ -100,6 +100,7 @@ def check_named_algorithms(comm: Communicator) -> None:
 
 def check_refused_algorithms(comm: Communicator) -> None:
     """UsageErrors before anything is submitted."""
+    in_flight = comm.stats()["works_in_flight"]  # of checks before that nobody waited for
     x = np.ones(100_000)
     with expect(ringdl.UsageError, "at most 262144 bytes, not 800000", "take the ring"):
         comm.allreduce(x, algorithm="doubling")
@@ -111,7 +112,7 @@ def check_refused_algorithms(comm: Communicator) -> None:
     with expect(ringdl.UsageError, "op is 'sum'", "ringdl.Average"):
         comm.allreduce(x, "sum")
     assert (comm.allreduce(x, ringdl.Sum) == comm.size).all()
-    assert comm.stats()["works_in_flight"] == 0
+    assert comm.stats()["works_in_flight"] <= in_flight
 
 
 @needs(processes=True)
