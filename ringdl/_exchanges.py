@@ -30,7 +30,8 @@ class Exchanges(Base):
     ) -> Any:
         """Copy the root's array to all ranks, in place.
 
-        In segments along the chain of ranks. Ends on no rank before all have called with the same
+        Ranks of one host copy it in memory that they share (see `empty`); else it travels in
+        segments along the chain of ranks. Ends on no rank before all have called with the same
         shape, dtype and root.
 
         Args:
@@ -60,7 +61,8 @@ class Exchanges(Base):
     def allgather(self, x: Any, name: str | None = None, timeout: float | None = None) -> Any:
         """Collect the arrays of all ranks along axis 0, in rank order.
 
-        Around the ring: first the lengths, then the blocks, each received once.
+        Ranks of one host copy them in memory that they share (see `empty`). Between hosts around
+        the ring: first the lengths, then the blocks, each received once.
 
         Args:
             x: an array; the ranks' may differ in the length of axis 0 only. One without axes counts
@@ -91,7 +93,8 @@ class Exchanges(Base):
     ) -> Any:
         """Send each rank its part of the rows, and collect the parts that are meant for this rank.
 
-        Pairwise exchange (Thakur, Rabenseifner and Gropp 2005), first of lengths, then of blocks.
+        Ranks of one host copy them in memory that they share (see `empty`). Between hosts pairwise
+        exchange (Thakur, Rabenseifner and Gropp 2005), first of lengths, then of blocks.
 
         Args:
             x: an array of at least one axis; ranks' may differ in the length of axis 0.

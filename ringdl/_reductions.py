@@ -194,8 +194,9 @@ class Reductions(Base):
     ) -> Any:
         """Reduce an array over all ranks and give each rank its part of the rows.
 
-        The first half of the ring allreduce: each rank sends (P-1)/P of the array. Rows (axis 0)
-        are dealt as evenly as can be, in rank order; earlier ranks take the remainder.
+        Ranks of one host reduce in memory that they share (see `empty`), in the order of the ranks.
+        Else the first half of the ring allreduce: each rank sends (P-1)/P of the array. Rows (axis
+        0) are dealt as evenly as can be, in rank order; earlier ranks take the remainder.
 
         Args:
             x: an array of at least one axis; same shape and dtype on all ranks.

@@ -10,6 +10,7 @@
 #include "collective/broadcast.h"
 #include "collective/gather.h"
 #include "collective/host_allreduce.h"
+#include "collective/host_exchange.h"
 #include "collective/recursive_doubling.h"
 #include "collective/ring_allreduce.h"
 #include "collective/ring_reduce_scatter.h"
@@ -71,6 +72,62 @@ std::vector<int64_t> split_bytes(const Call& call, int size) {
                      " rows, but the array has " + std::to_string(rows_of(call)));
   }
   return bytes;
+}
+
+// Whether ranks that all share memory move it there, as far as they can know alike beforehand.
+bool is_exchanged_in_memory(Kind kind, size_t bytes) {
+  switch (kind) {
+    case Kind::kAllgather:
+    case Kind::kAlltoall:
+      return true;
+    case Kind::kBroadcast:
+    case Kind::kMessage:
+    case Kind::kReduceScatter:
+      return bytes >= HostExchange::kLeastBytes;
+    default:
+      return false;
+  }
+}
+
+std::vector<Span> spans_of(const std::vector<int64_t>& lengths) {
+  std::vector<Span> spans;
+  size_t begin = 0;
+  for (const int64_t length : lengths) {
+    spans.push_back({begin, static_cast<size_t>(length)});
+    begin += static_cast<size_t>(length);
+  }
+  return spans;
+}
+
+std::unique_ptr<Collective> make_host_exchange(const Call& call, std::byte* array,
+                                               const Group& group,
+                                               const std::shared_ptr<Window>& window,
+                                               const HostLayout& layout) {
+  const auto size = static_cast<size_t>(group.size());
+  Exchange exchange;
+  exchange.data = array;
+  exchange.bytes = bytes_of(call);
+  if (call.kind == Kind::kAllgather) {
+    exchange.parts.assign(size, {0, exchange.bytes});
+    exchange.is_same = true;
+  } else if (call.kind == Kind::kAlltoall) {
+    exchange.parts = spans_of(split_bytes(call, group.size()));
+  } else if (call.kind == Kind::kReduceScatter) {
+    const auto offsets = row_partition(rows_of(call), row_bytes(call), group.size());
+    for (size_t i = 0; i < size; ++i) {
+      exchange.parts.push_back({offsets[i], offsets[i + 1] - offsets[i]});
+    }
+    exchange.join = join_of(call, layout);
+    exchange.output = static_cast<std::byte*>(call.output);
+  } else {
+    const int root = call.kind == Kind::kMessage ? 0 : call.root;
+    exchange.parts.assign(size, {0, group.rank == root ? exchange.bytes : 0});
+    exchange.parts[static_cast<size_t>(group.rank)] = {};
+    exchange.is_same = true;
+    exchange.output = array;
+  }
+  return std::make_unique<HostExchange>(std::string(name_of(call.kind)), window, group.ranks,
+                                        group.rank, std::move(exchange));
 }
 
 }  // namespace
@@ -135,6 +192,9 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
                      " is not a rank; ranks are 0 to " + std::to_string(size - 1));
   }
   if (call.compression) refuse_compression(call);
+  if (window && layout->hosts.size() == 1 && is_exchanged_in_memory(call.kind, bytes)) {
+    return make_host_exchange(call, array, group, window, *layout);
+  }
   switch (call.kind) {
     case Kind::kAllreduce:
       switch (description.algorithm) {

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/collective.h"
+#include "collective/direct_allreduce.h"
+#include "collective/partition.h"
+#include "reduce/join.h"
+#include "transport/host/window.h"
+
+namespace ringdl {
+
+/// What a rank gives and gets in an exchange.
+struct Exchange {
+  const std::byte* data = nullptr;  // what it gives, `bytes` bytes; the caller's, only read
+  size_t bytes = 0;
+  std::vector<Span> parts;   // of `data`, by rank: what each takes
+  bool is_same = false;      // all ranks that take anything take the same part
+  std::optional<Join> join;  // what is taken from all ranks, as much from each, is reduced
+  /// Where what it takes goes, in rank order unless it is reduced; the caller's. Null: it is
+  /// gathered.
+  std::byte* output = nullptr;
+};
+
+/// An exchange among ranks that all share memory: each tells the others where its array is, and
+/// takes what is meant for it from theirs. Arrays in shared memory are read where they are: one
+/// copy, as little as can be. Those that only their owners reach go through stages, block by block,
+/// that stay in the caches.
+///
+/// Broadcast, allgather, alltoall and reduce-scatter differ only in who takes what. Reductions are
+/// as in DirectAllreduce: in rank order, 16-bit floats rounded once.
+///
+/// No rank can finish while two disagree: each hears from every other one, and takes nothing from
+/// one that it disagrees with. A rank is done once all have what they take from it.
+class HostExchange final : public Collective {
+ public:
+  /// Smaller arrays, if all ranks know their size, had better go by messages: those of up to 2 KiB
+  /// travel with the headers.
+  static constexpr size_t kLeastBytes = 4 << 10;
+
+  /// @param name  for people
+  /// @param window  reaches all ranks
+  /// @param ranks  the transport's number of each rank
+  /// @param rank  which of them this one is
+  HostExchange(std::string name, std::shared_ptr<Window> window, std::vector<int> ranks, int rank,
+               Exchange exchange);
+  ~HostExchange() override;
+
+  bool step(Channel& channel) override;
+  int64_t pieces() const override { return has_met_ ? moved_ : -1; }
+  Gathered* gathered() override { return exchange_.output == nullptr ? &result_ : nullptr; }
+  std::string describe() const override;
+
+ private:
+  // What a rank tells another of the part that it has for it. Its blocks lie one after the other,
+  // or, in a stage, by turns in two places.
+  struct Place {
+    int64_t begin = 0;   // in the memory of the rank that tells
+    int64_t stride = 0;  // from one place in the stage to the other; 0: all of the part is there
+    int64_t bytes = 0;
+    int64_t blocks_in = 0;  // of a stage, when it tells
+    int64_t counters = -1;  // of rank 0
+  };
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  uint64_t blocks(int64_t bytes) const;
+  size_t block_length(int64_t bytes, uint64_t block) const;
+  const Place& place(int source) const { return places_[static_cast<size_t>(source)]; }
+  std::byte* at(int source, int64_t offset) const;
+
+  void find_stage();
+  void tell(Channel& channel);
+  bool has_heard_all(Channel& channel);
+  void begin();
+  bool copy_in();
+  bool take();
+  bool take_from(int source);
+  bool reduce_next();
+  bool is_there(int source, uint64_t block);
+  const std::byte* source_of(int source, uint64_t block) const;
+  void tell_taken();
+  bool all_have_taken(uint64_t blocks);
+  bool all_have_taken_their_parts();
+  void leave();
+
+  const std::string name_;
+  const std::shared_ptr<Window> window_;
+  const std::vector<int> ranks_;
+  const int rank_;
+  const Exchange exchange_;
+  const size_t block_bytes_;  // the same on all ranks
+  std::vector<Place> told_;   // by rank
+  std::vector<Place> places_;
+  bool has_told_ = false;
+  int heard_ = 0;  // so many ranks have told
+  bool has_met_ = false;
+  std::shared_ptr<std::byte> stage_;
+  size_t stride_ = 0;
+  size_t lane_bytes_ = 0;      // from one rank's part in a place of the stage to the next one's
+  uint64_t stage_blocks_ = 0;  // that go through the stage,
+  uint64_t in_ = 0;            // and that have come there
+  std::shared_ptr<std::byte> counters_;  // on rank 0
+  SharedCounters shared_;
+  Gathered result_;
+  std::byte* output_ = nullptr;
+  bool streams_ = false;
+  std::vector<size_t> begins_;   // in the output, by source
+  std::vector<uint64_t> taken_;  // blocks, by source
+  std::vector<uint64_t> there_;  // likewise: at least so many
+  uint64_t all_have_taken_ = 0;  // blocks, at least
+  int64_t moved_ = 0;
+};
+
+}  // namespace ringdl

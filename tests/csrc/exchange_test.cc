@@ -1,0 +1,248 @@
+// Broadcast, allgather, alltoall and reduce-scatter among ranks that share memory: whose array is
+// there and whose is not, blocks of any length, several works at once.
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "ranks.h"
+#include "reduce/join.h"
+
+using namespace ringdl;
+
+namespace {
+
+constexpr int64_t kTimeout = 60 * kSecond;
+using Memory = std::shared_ptr<std::byte>;
+
+// Which ranks have ordinary arrays.
+enum class Ordinary { kNone, kAll, kSome };
+
+struct Bed {
+  Engine& engine;
+  Window& window;
+  Ordinary ordinary;
+
+  Memory allocate(size_t bytes) const {
+    const bool is_shared =
+        ordinary == Ordinary::kNone || (ordinary == Ordinary::kSome && engine.rank() % 3 != 0);
+    return is_shared ? window.allocate(bytes) : ringdl::allocate(bytes);
+  }
+  Memory noise(int rank, size_t bytes) const {
+    Memory memory = allocate(bytes);
+    fill(memory.get(), rank, bytes);
+    return memory;
+  }
+  static void fill(std::byte* into, int rank, size_t bytes) {
+    for (size_t i = 0; i < bytes; ++i) {
+      into[i] = static_cast<std::byte>((i * 7 + i / 251 + static_cast<size_t>(rank) * 31) % 256);
+    }
+  }
+};
+
+std::vector<std::byte> noise(int rank, size_t bytes) {
+  std::vector<std::byte> expected(bytes);
+  Bed::fill(expected.data(), rank, bytes);
+  return expected;
+}
+
+void broadcasts(const Bed& bed, size_t bytes) {
+  Engine& engine = bed.engine;
+  for (int root = 0; root < engine.size(); ++root) {
+    const Memory array = bed.noise(engine.rank(), bytes);
+    const Call call{Kind::kBroadcast, DType::kUInt8, {}, root, {static_cast<int64_t>(bytes)}, ""};
+    engine.wait(engine.submit(call, array.get()), kTimeout);
+    CHECK(std::memcmp(array.get(), noise(root, bytes).data(), bytes) == 0);
+  }
+}
+
+// Every third rank has nothing.
+void allgathers(const Bed& bed, size_t bytes) {
+  Engine& engine = bed.engine;
+  const auto length = [&](int rank) {
+    return rank % 3 == 1 ? 0 : bytes / static_cast<size_t>(1 + rank);
+  };
+  const size_t own = length(engine.rank());
+  const Memory array = bed.noise(engine.rank(), own);
+  const Call call{Kind::kAllgather, DType::kUInt8, {}, -1, {static_cast<int64_t>(own)}, ""};
+  const auto work = engine.submit(call, array.get());
+  engine.wait(work, kTimeout);
+  const Gathered& gathered = *work->collective->gathered();
+  const std::byte* at = gathered.data.data();
+  for (int rank = 0; rank < engine.size(); ++rank) {
+    const size_t theirs = length(rank);
+    CHECK_EQ(gathered.lengths[static_cast<size_t>(rank)], static_cast<int64_t>(theirs));
+    CHECK(theirs == 0 || std::memcmp(at, noise(rank, theirs).data(), theirs) == 0);
+    at += theirs;
+  }
+  CHECK(std::memcmp(array.get(), noise(engine.rank(), own).data(), own) == 0);
+}
+
+// Some pairs have nothing for one another; rank 1 gets nothing at all.
+void alltoalls(const Bed& bed, size_t bytes) {
+  Engine& engine = bed.engine;
+  const auto length = [&](int from, int to) {
+    return to == 1 || (from + 2 * to) % 4 == 3 ? 0
+                                               : bytes / static_cast<size_t>(1 + (from + to) % 3);
+  };
+  Call call{Kind::kAlltoall, DType::kUInt8, {}, -1, {0}, ""};
+  for (int to = 0; to < engine.size(); ++to) {
+    call.splits.push_back(static_cast<int64_t>(length(engine.rank(), to)));
+    call.shape[0] += call.splits.back();
+  }
+  const Memory array = bed.noise(engine.rank(), static_cast<size_t>(call.shape[0]));
+  const auto work = engine.submit(call, array.get());
+  engine.wait(work, kTimeout);
+  const Gathered& gathered = *work->collective->gathered();
+  const std::byte* at = gathered.data.data();
+  for (int from = 0; from < engine.size(); ++from) {
+    size_t begin = 0;
+    for (int to = 0; to < engine.rank(); ++to) begin += length(from, to);
+    const size_t theirs = length(from, engine.rank());
+    CHECK_EQ(gathered.lengths[static_cast<size_t>(from)], static_cast<int64_t>(theirs));
+    const std::vector<std::byte> sent = noise(from, begin + theirs);
+    CHECK(theirs == 0 || std::memcmp(at, sent.data() + begin, theirs) == 0);
+    at += theirs;
+  }
+}
+
+// Ranks are reduced in their order; rows that ranks cannot share evenly.
+void reduce_scatters(const Bed& bed, size_t bytes, DType dtype) {
+  Engine& engine = bed.engine;
+  const auto size = static_cast<size_t>(engine.size());
+  const size_t row = 3 * item_bytes(dtype);
+  const size_t rows = bytes / row;
+  const auto numbers = [&](int rank) {
+    std::vector<std::byte> items(rows * row);
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (size_t i = 0; i < rows * 3; ++i) {
+      const float value = 1.0f / static_cast<float>(1 + random() % 1000);
+      if (dtype == DType::kFloat32) std::memcpy(items.data() + 4 * i, &value, 4);
+      if (dtype == DType::kBFloat16) {
+        std::memcpy(items.data() + 2 * i, reinterpret_cast<const std::byte*>(&value) + 2, 2);
+      }
+    }
+    return items;
+  };
+  const std::vector<std::byte> own = numbers(engine.rank());
+  const Memory array = bed.allocate(own.size());
+  std::copy(own.begin(), own.end(), array.get());
+  const auto rank = static_cast<size_t>(engine.rank());
+  const size_t begin = row * (rows / size * rank + std::min(rank, rows % size));
+  const size_t count = row * (rows / size + (rank < rows % size ? 1 : 0));
+  std::vector<std::byte> output(count, std::byte{9});
+  Call call{
+      Kind::kReduceScatter, dtype, Reduction::kAverage, -1, {static_cast<int64_t>(rows), 3}, ""};
+  call.output = output.data();
+  engine.wait(engine.submit(call, array.get()), kTimeout);
+  std::vector<std::vector<std::byte>> all;
+  std::vector<const std::byte*> sources;
+  for (int r = 0; r < engine.size(); ++r)
+    sources.push_back(all.emplace_back(numbers(r)).data() + begin);
+  std::vector<std::byte> expected(count);
+  std::byte* const target = expected.data();
+  Join(dtype, Reduction::kAverage, engine.size())(sources, {&target, 1}, count, false);
+  CHECK(output == expected);
+}
+
+void every_kind(const Bed& bed, size_t bytes) {
+  broadcasts(bed, bytes);
+  allgathers(bed, bytes);
+  alltoalls(bed, bytes / static_cast<size_t>(bed.engine.size()));
+  reduce_scatters(bed, bytes, DType::kFloat32);
+  reduce_scatters(bed, bytes, DType::kBFloat16);
+}
+
+// Up to several blocks of every rank: those of a stage are 2 * 256 KiB over the number of ranks.
+void test_every_kind() {
+  for (const int size : {2, 3, 5, 8}) {
+    const auto windows = check::connected_windows(size, 32 << 20);
+    for (const Ordinary ordinary : {Ordinary::kNone, Ordinary::kAll, Ordinary::kSome}) {
+      for (const uint64_t delay_seed : {0u, 5u}) {
+        check::run_ranks(size, {}, {4096, delay_seed}, [&](Engine& engine) {
+          const auto rank = static_cast<size_t>(engine.rank());
+          engine.set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
+          const Bed bed{engine, *windows[rank], ordinary};
+          for (const size_t bytes : {0, 1, 5000, 100'001, 1'300'003}) every_kind(bed, bytes);
+          const auto stats = engine.stats();
+          CHECK_EQ(stats.at("data_messages_sent"), 0.0);
+        });
+      }
+    }
+  }
+}
+
+// Works are submitted at any time and waited for in any order.
+void test_many_at_once() {
+  constexpr int kSize = 4;
+  constexpr int kWorks = 24;
+  constexpr size_t kBytes = 300'000;
+  const auto windows = check::connected_windows(kSize, 64 << 20);
+  check::run_ranks(kSize, {}, {4096, 3}, [&](Engine& engine) {
+    const auto rank = static_cast<size_t>(engine.rank());
+    engine.set_window(windows[rank], std::vector<int>(kSize, 0));
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int round = 0; round < 3; ++round) {
+      std::vector<int> order(kWorks);
+      for (int i = 0; i < kWorks; ++i) order[static_cast<size_t>(i)] = i;
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<Memory> arrays(kWorks);
+      std::vector<std::shared_ptr<Work>> works(kWorks);
+      for (const int i : order) {
+        const Bed bed{engine, *windows[rank], i % 2 == 0 ? Ordinary::kSome : Ordinary::kAll};
+        const auto n = static_cast<size_t>(i);
+        arrays[n] = bed.noise(engine.rank() + i, kBytes);
+        Call call{Kind::kBroadcast, DType::kUInt8, {}, i % kSize, {kBytes}, std::to_string(i)};
+        if (i % 3 == 0) call.kind = Kind::kAllgather;
+        if (i % 3 == 0) call.root = -1;
+        if (random() % 4 == 0) sleep_ns(static_cast<int64_t>(random() % 1000) * kMicrosecond);
+        works[n] = engine.submit(call, arrays[n].get());
+      }
+      std::shuffle(order.begin(), order.end(), random);
+      for (const int i : order) {
+        const auto n = static_cast<size_t>(i);
+        engine.wait(works[n], kTimeout);
+        if (i % 3 != 0) {
+          CHECK(std::memcmp(arrays[n].get(), noise(i % kSize + i, kBytes).data(), kBytes) == 0);
+          continue;
+        }
+        const std::byte* at = works[n]->collective->gathered()->data.data();
+        for (int other = 0; other < kSize; ++other, at += kBytes) {
+          CHECK(std::memcmp(at, noise(other + i, kBytes).data(), kBytes) == 0);
+        }
+      }
+    }
+  });
+}
+
+// The others hear of it, whether they have met that rank's neighbours or not.
+void test_a_rank_that_leaves() {
+  constexpr int kSize = 3;
+  const auto windows = check::connected_windows(kSize, 16 << 20);
+  for (int leaver = 0; leaver < kSize; ++leaver) {
+    check::run_ranks(kSize, {}, {4096, 9}, [&](Engine& engine) {
+      const auto rank = static_cast<size_t>(engine.rank());
+      engine.set_window(windows[rank], std::vector<int>(kSize, 0));
+      if (engine.rank() == leaver) return;
+      const Memory array = windows[rank]->allocate(100'000);
+      for (const Kind kind : {Kind::kBroadcast, Kind::kAllgather}) {
+        const Call call{kind, DType::kUInt8, {}, kind == Kind::kBroadcast ? 0 : -1, {100'000}, ""};
+        const auto work = engine.submit(call, array.get());
+        CHECK_THROWS(engine.wait(work, kTimeout), MismatchError,
+                     "rank " + std::to_string(leaver) + " has shut down without submitting");
+      }
+    });
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_every_kind();
+  test_many_at_once();
+  test_a_rank_that_leaves();
+  return check::report();
+}
