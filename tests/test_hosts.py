@@ -148,8 +148,8 @@ def test_hosts_are_told_apart(mpi_python: str, layout: list[int]) -> None:
     [
         ("1+1+1+1", ["collectives", "mismatches"], 14),
         ("3+1", ["mismatches"], 7),
-        ("2+2", ["buckets", "shared"], 20),
-        ("1+2+3", ["buckets"], 8),
+        ("2+2", ["buckets", "shared", "shared_exchanges"], 29),
+        ("1+2+3", ["buckets", "shared_exchanges"], 17),
     ],
     ids=["1+1+1+1", "3+1", "2+2", "1+2+3"],
 )

@@ -3,13 +3,19 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace ringdl {
 
-Allgather::Allgather(const std::byte* block, size_t bytes, int rank, int size, size_t segment_bytes)
-    : block_(block), rank_(rank), size_(size), segment_bytes_(segment_bytes) {
-  result_.lengths.assign(static_cast<size_t>(size), -1);
-  result_.lengths[static_cast<size_t>(rank)] = static_cast<int64_t>(bytes);
+Allgather::Allgather(const std::byte* block, size_t bytes, std::vector<int> order, int rank,
+                     size_t segment_bytes)
+    : block_(block),
+      order_(std::move(order)),
+      rank_(rank),
+      size_(static_cast<int>(order_.size())),
+      segment_bytes_(segment_bytes) {
+  result_.lengths.assign(order_.size(), -1);
+  result_.lengths[place_of(rank)] = static_cast<int64_t>(bytes);
 }
 
 // In both rounds rank r first sends what is its own and then passes on what it received, so the
@@ -18,12 +24,12 @@ bool Allgather::gather_lengths(Channel& channel) {
   const int previous = (rank_ + size_ - 1) % size_;
   const int next = (rank_ + 1) % size_;
   while (lengths_posted_ < size_ - 1) {
-    const auto from = static_cast<size_t>((rank_ - 1 - lengths_posted_ + size_) % size_);
+    const size_t from = place_of(rank_ - 1 - lengths_posted_);
     channel.receive(previous, &result_.lengths[from], sizeof(int64_t));
     ++lengths_posted_;
   }
   while (lengths_sent_ < std::min<int64_t>(size_ - 1, channel.received(previous) + 1)) {
-    const auto of = static_cast<size_t>((rank_ - lengths_sent_ + size_) % size_);
+    const size_t of = place_of(rank_ - lengths_sent_);
     channel.send(next, &result_.lengths[of], sizeof(int64_t));
     ++lengths_sent_;
   }
@@ -36,7 +42,7 @@ std::vector<Allgather::Piece> Allgather::pieces_of(int first, int count) const {
   std::partial_sum(result_.lengths.begin(), result_.lengths.end() - 1, begins.begin() + 1);
   std::vector<Piece> pieces;
   for (int i = 0; i < count; ++i) {
-    const auto owner = static_cast<size_t>((first - i + size_) % size_);
+    const size_t owner = place_of(first - i);
     const auto length = static_cast<size_t>(result_.lengths[owner]);
     for (size_t done = 0; done < length; done += segment_bytes_) {
       pieces.push_back({begins[owner] + done, std::min(segment_bytes_, length - done)});
@@ -46,12 +52,13 @@ std::vector<Allgather::Piece> Allgather::pieces_of(int first, int count) const {
 }
 
 void Allgather::begin_blocks() {
-  const auto own = static_cast<size_t>(result_.lengths[rank_]);
+  const size_t place = place_of(rank_);
+  const auto own = static_cast<size_t>(result_.lengths[place]);
   result_.data = Buffer(std::accumulate(result_.lengths.begin(), result_.lengths.end(), size_t{0}));
-  const auto begin =
-      std::accumulate(result_.lengths.begin(), result_.lengths.begin() + rank_, size_t{0});
+  const auto begin = std::accumulate(
+      result_.lengths.begin(), result_.lengths.begin() + static_cast<int64_t>(place), size_t{0});
   if (own > 0) std::memcpy(result_.data.data() + begin, block_, own);
-  incoming_ = pieces_of((rank_ - 1 + size_) % size_, size_ - 1);
+  incoming_ = pieces_of(rank_ - 1, size_ - 1);
   outgoing_ = pieces_of(rank_, size_ - 1);
   own_pieces_ = size_ > 1 ? static_cast<int64_t>(pieces_of(rank_, 1).size()) : 0;
   blocks_begun_ = true;

@@ -13,7 +13,9 @@ namespace ringdl {
 class Allgather final : public Collective {
  public:
   /// @param block  this rank's `bytes` bytes; the caller's, only read
-  Allgather(const std::byte* block, size_t bytes, int rank, int size, size_t segment_bytes);
+  /// @param order  where in the result each rank's block goes: the rank that it counts as there
+  Allgather(const std::byte* block, size_t bytes, std::vector<int> order, int rank,
+            size_t segment_bytes);
 
   bool step(Channel& channel) override;
   std::string describe() const override;
@@ -32,7 +34,12 @@ class Allgather final : public Collective {
   void begin_blocks();
   std::vector<Piece> pieces_of(int first, int count) const;
 
+  size_t place_of(int64_t rank) const {
+    return static_cast<size_t>(order_[(rank + size_) % size_]);
+  }
+
   const std::byte* block_;
+  std::vector<int> order_;
   int rank_;
   int size_;
   size_t segment_bytes_;

@@ -25,18 +25,16 @@ size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
 // here and at the neighbours, and none waits forever.
 
 RingReduceScatter::RingReduceScatter(const std::byte* data, std::byte* output,
-                                     std::vector<size_t> offsets, Reducer reducer, int rank,
+                                     std::vector<Span> chunks, Reducer reducer, int rank,
                                      size_t segment_bytes)
     : data_(data),
       output_(output),
-      offsets_(std::move(offsets)),
+      chunks_(std::move(chunks)),
       reducer_(reducer),
       rank_(rank),
-      size_(static_cast<int>(offsets_.size()) - 1) {
+      size_(static_cast<int>(chunks_.size())) {
   size_t longest = 1;
-  for (size_t i = 1; i < offsets_.size(); ++i) {
-    longest = std::max(longest, offsets_[i] - offsets_[i - 1]);
-  }
+  for (const Span& chunk : chunks_) longest = std::max(longest, chunk.bytes);
   const size_t wanted = divide_up(longest, segment_bytes);
   const size_t groups = divide_up(wanted, kGroup);
   const size_t group = divide_up(wanted, groups);
@@ -49,17 +47,16 @@ RingReduceScatter::RingReduceScatter(const std::byte* data, std::byte* output,
 
 // Where in `data_` the segment lies that belongs to `message` and the chunk so many ranks back.
 Span RingReduceScatter::span(int distance_back, int64_t message) const {
-  const auto chunk = static_cast<size_t>((rank_ + 2 * size_ - distance_back) % size_);
+  const Span& chunk = chunks_[static_cast<size_t>((rank_ + 2 * size_ - distance_back) % size_)];
   const int64_t segment = message / (group_ * (size_ - 1)) * group_ + message % group_;
-  const size_t end = offsets_[chunk + 1];
-  const size_t begin =
-      std::min(offsets_[chunk] + static_cast<size_t>(segment) * segment_bytes_, end);
+  const size_t end = chunk.begin + chunk.bytes;
+  const size_t begin = std::min(chunk.begin + static_cast<size_t>(segment) * segment_bytes_, end);
   return {begin, std::min(segment_bytes_, end - begin)};
 }
 
 std::byte* RingReduceScatter::target(int64_t message) {
   if (!is_last_step(message)) return slot(message);
-  return output_ + (span(size_, message).begin - offsets_[static_cast<size_t>(rank_)]);
+  return output_ + (span(size_, message).begin - chunks_[static_cast<size_t>(rank_)].begin);
 }
 
 bool RingReduceScatter::post_receives(Channel& channel) {
@@ -111,7 +108,7 @@ bool RingReduceScatter::take_received(Channel& channel) {
 
 bool RingReduceScatter::step(Channel& channel) {
   if (size_ == 1) {
-    if (offsets_.back() > 0) std::memcpy(output_, data_, offsets_.back());
+    if (chunks_[0].bytes > 0) std::memcpy(output_, data_ + chunks_[0].begin, chunks_[0].bytes);
     return true;
   }
   bool moved = true;

@@ -14,18 +14,17 @@ namespace ringdl {
 /// The first half of the ring allreduce (Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce
 /// algorithms for clusters of workstations"), out of place: each rank sends every chunk but its own
 /// once, (P-1)/P of the data. Chunk c is summed in the order of the ranks c+1, c+2, ..., c, so the
-/// bits depend only on the size and the offsets. Needs scratch for kGroup + kDepth segments.
+/// bits depend only on the size and the chunks. Needs scratch for kGroup + kDepth segments.
 ///
 /// No rank can finish while two disagree: the last message of the last step has passed all other
 /// ranks, one after the other, and each took it only from a neighbour that agrees.
 class RingReduceScatter final : public Collective {
  public:
-  /// @param data     all chunks, `offsets.back()` bytes; the caller's, only read
+  /// @param data     all chunks; the caller's, only read
   /// @param output   this rank's chunk; the caller's, must not overlap `data`
-  /// @param offsets  where each rank's chunk begins in `data`, and the end: P + 1 values that do
-  ///                 not descend, the first 0, whole items; the same on all ranks
+  /// @param chunks   where each rank's is in `data`: whole items, the same on all ranks
   /// @param segment_bytes  what travels and is reduced at once, at most; the same on all ranks
-  RingReduceScatter(const std::byte* data, std::byte* output, std::vector<size_t> offsets,
+  RingReduceScatter(const std::byte* data, std::byte* output, std::vector<Span> chunks,
                     Reducer reducer, int rank, size_t segment_bytes);
 
   bool step(Channel& channel) override;
@@ -51,7 +50,7 @@ class RingReduceScatter final : public Collective {
 
   const std::byte* data_;
   std::byte* output_;
-  std::vector<size_t> offsets_;
+  std::vector<Span> chunks_;
   Reducer reducer_;
   int rank_;
   int size_;

@@ -11,6 +11,7 @@
 #include "collective/gather.h"
 #include "collective/host_allreduce.h"
 #include "collective/host_exchange.h"
+#include "collective/in_order.h"
 #include "collective/recursive_doubling.h"
 #include "collective/ring_allreduce.h"
 #include "collective/ring_reduce_scatter.h"
@@ -99,6 +100,61 @@ std::vector<Span> spans_of(const std::vector<int64_t>& lengths) {
   return spans;
 }
 
+// Ranks host by host, beginning with one of them: in a ring or a chain in this order, what all
+// ranks get or give crosses each host's link once.
+std::vector<int> host_by_host(const HostLayout& layout, int first) {
+  std::vector<int> order = {first};
+  size_t first_host = 0;
+  while (!std::ranges::count(layout.hosts[first_host], first)) ++first_host;
+  for (size_t i = 0; i < layout.hosts.size(); ++i) {
+    for (const int rank : layout.hosts[(first_host + i) % layout.hosts.size()]) {
+      if (rank != first) order.push_back(rank);
+    }
+  }
+  return order;
+}
+
+// Whether each rank comes after the one before it anyway.
+bool is_ring_of_ranks(const std::vector<int>& order) {
+  const int size = static_cast<int>(order.size());
+  for (size_t i = 1; i < order.size(); ++i) {
+    if (order[i] != (order[i - 1] + 1) % size) return false;
+  }
+  return true;
+}
+
+std::unique_ptr<Collective> make_broadcast(std::byte* array, size_t bytes, int root, int rank,
+                                           size_t segment_bytes, const HostLayout& layout) {
+  std::vector<int> order = host_by_host(layout, root);
+  const int size = static_cast<int>(order.size());
+  if (is_ring_of_ranks(order) || bytes < HostExchange::kLeastBytes) {
+    return std::make_unique<Broadcast>(array, bytes, root, rank, size, segment_bytes);
+  }
+  const auto place = static_cast<int>(std::ranges::find(order, rank) - order.begin());
+  auto chain = std::make_unique<Broadcast>(array, bytes, 0, place, size, segment_bytes);
+  return std::make_unique<InOrder>(std::move(order), rank, std::move(chain));
+}
+
+std::unique_ptr<Collective> make_ring(const Call& call, std::byte* array, const Group& group,
+                                      size_t segment_bytes, const HostLayout& layout) {
+  std::vector<int> order = host_by_host(layout, 0);
+  const bool is_in_order = is_ring_of_ranks(order);
+  const auto place = static_cast<int>(std::ranges::find(order, group.rank) - order.begin());
+  std::unique_ptr<Collective> ring;
+  if (call.kind == Kind::kAllgather) {
+    ring = std::make_unique<Allgather>(array, bytes_of(call), order, place, segment_bytes);
+  } else {
+    const auto parts = row_partition(rows_of(call), row_bytes(call), group.size());
+    std::vector<Span> chunks;
+    for (const int rank : order) chunks.push_back(parts[static_cast<size_t>(rank)]);
+    ring = std::make_unique<RingReduceScatter>(array, static_cast<std::byte*>(call.output),
+                                               std::move(chunks), reducer_of(call, group.size()),
+                                               place, segment_bytes);
+  }
+  if (is_in_order) return ring;
+  return std::make_unique<InOrder>(std::move(order), group.rank, std::move(ring));
+}
+
 std::unique_ptr<Collective> make_host_exchange(const Call& call, std::byte* array,
                                                const Group& group,
                                                const std::shared_ptr<Window>& window,
@@ -113,10 +169,7 @@ std::unique_ptr<Collective> make_host_exchange(const Call& call, std::byte* arra
   } else if (call.kind == Kind::kAlltoall) {
     exchange.parts = spans_of(split_bytes(call, group.size()));
   } else if (call.kind == Kind::kReduceScatter) {
-    const auto offsets = row_partition(rows_of(call), row_bytes(call), group.size());
-    for (size_t i = 0; i < size; ++i) {
-      exchange.parts.push_back({offsets[i], offsets[i + 1] - offsets[i]});
-    }
+    exchange.parts = row_partition(rows_of(call), row_bytes(call), group.size());
     exchange.join = join_of(call, layout);
     exchange.output = static_cast<std::byte*>(call.output);
   } else {
@@ -224,17 +277,13 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
       }
       return std::make_unique<RingAllreduce>(array, bytes, reducer_of(call, size), rank, size,
                                              segment_bytes, codec_of(call));
-    case Kind::kReduceScatter:
-      return std::make_unique<RingReduceScatter>(
-          array, static_cast<std::byte*>(call.output),
-          row_partition(rows_of(call), row_bytes(call), size), reducer_of(call, size), rank,
-          segment_bytes);
     case Kind::kBroadcast:
-      return std::make_unique<Broadcast>(array, bytes, call.root, rank, size, segment_bytes);
     case Kind::kMessage:
-      return std::make_unique<Broadcast>(array, bytes, 0, rank, size, segment_bytes);
+      return make_broadcast(array, bytes, call.kind == Kind::kMessage ? 0 : call.root, rank,
+                            segment_bytes, *layout);
     case Kind::kAllgather:
-      return std::make_unique<Allgather>(array, bytes, rank, size, segment_bytes);
+    case Kind::kReduceScatter:
+      return make_ring(call, array, group, segment_bytes, *layout);
     case Kind::kAlltoall:
       return std::make_unique<Alltoall>(array, split_bytes(call, size), rank, size, segment_bytes);
     case Kind::kGather:

@@ -2,7 +2,9 @@
 // there and whose is not, blocks of any length, several works at once.
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -49,22 +51,22 @@ std::vector<std::byte> noise(int rank, size_t bytes) {
   return expected;
 }
 
-void broadcasts(const Bed& bed, size_t bytes) {
+void broadcast(const Bed& bed, size_t bytes, int root) {
   Engine& engine = bed.engine;
-  for (int root = 0; root < engine.size(); ++root) {
-    const Memory array = bed.noise(engine.rank(), bytes);
-    const Call call{Kind::kBroadcast, DType::kUInt8, {}, root, {static_cast<int64_t>(bytes)}, ""};
-    engine.wait(engine.submit(call, array.get()), kTimeout);
-    CHECK(std::memcmp(array.get(), noise(root, bytes).data(), bytes) == 0);
-  }
+  const Memory array = bed.noise(engine.rank(), bytes);
+  const Call call{Kind::kBroadcast, DType::kUInt8, {}, root, {static_cast<int64_t>(bytes)}, ""};
+  engine.wait(engine.submit(call, array.get()), kTimeout);
+  CHECK(std::memcmp(array.get(), noise(root, bytes).data(), bytes) == 0);
 }
 
 // Every third rank has nothing.
+size_t allgather_bytes(int rank, size_t bytes) {
+  return rank % 3 == 1 ? 0 : bytes / static_cast<size_t>(1 + rank);
+}
+
 void allgathers(const Bed& bed, size_t bytes) {
   Engine& engine = bed.engine;
-  const auto length = [&](int rank) {
-    return rank % 3 == 1 ? 0 : bytes / static_cast<size_t>(1 + rank);
-  };
+  const auto length = [&](int rank) { return allgather_bytes(rank, bytes); };
   const size_t own = length(engine.rank());
   const Memory array = bed.noise(engine.rank(), own);
   const Call call{Kind::kAllgather, DType::kUInt8, {}, -1, {static_cast<int64_t>(own)}, ""};
@@ -120,6 +122,8 @@ void reduce_scatters(const Bed& bed, size_t bytes, DType dtype) {
     std::mt19937 random(static_cast<unsigned>(rank));
     for (size_t i = 0; i < rows * 3; ++i) {
       const float value = 1.0f / static_cast<float>(1 + random() % 1000);
+      const auto integer = static_cast<int32_t>(random() % 1000);
+      if (dtype == DType::kInt32) std::memcpy(items.data() + 4 * i, &integer, 4);
       if (dtype == DType::kFloat32) std::memcpy(items.data() + 4 * i, &value, 4);
       if (dtype == DType::kBFloat16) {
         std::memcpy(items.data() + 2 * i, reinterpret_cast<const std::byte*>(&value) + 2, 2);
@@ -149,7 +153,7 @@ void reduce_scatters(const Bed& bed, size_t bytes, DType dtype) {
 }
 
 void every_kind(const Bed& bed, size_t bytes) {
-  broadcasts(bed, bytes);
+  for (int root = 0; root < bed.engine.size(); ++root) broadcast(bed, bytes, root);
   allgathers(bed, bytes);
   alltoalls(bed, bytes / static_cast<size_t>(bed.engine.size()));
   reduce_scatters(bed, bytes, DType::kFloat32);
@@ -218,6 +222,76 @@ void test_many_at_once() {
   });
 }
 
+// Counts the bytes that leave each host.
+class Metered final : public Transport {
+ public:
+  using Meters = std::vector<std::atomic<int64_t>>;
+  Metered(std::unique_ptr<Transport> below, const std::vector<int>& hosts, Meters& left)
+      : below_(std::move(below)), hosts_(hosts), left_(left) {}
+  int rank() const override { return below_->rank(); }
+  int size() const override { return below_->size(); }
+  int max_tag() const override { return below_->max_tag(); }
+  Ticket send(int to, int tag, const void* data, size_t bytes, Completion& owner) override {
+    const int host = hosts_[static_cast<size_t>(rank())];
+    if (hosts_[static_cast<size_t>(to)] != host) left_[static_cast<size_t>(host)] += bytes;
+    return below_->send(to, tag, data, bytes, owner);
+  }
+  Ticket receive(int from, int tag, void* data, size_t bytes, Completion& owner) override {
+    return below_->receive(from, tag, data, bytes, owner);
+  }
+  int poll() override { return below_->poll(); }
+  bool withdraw(Ticket receive) override { return below_->withdraw(receive); }
+
+ private:
+  std::unique_ptr<Transport> below_;
+  const std::vector<int>& hosts_;
+  Meters& left_;
+};
+
+// Between hosts each byte travels once, however ranks are dealt to them.
+void test_several_hosts() {
+  constexpr size_t kBytes = 600'000;
+  constexpr int64_t kHeaders = 200'000;  // at most, and what else is not payload
+  const std::vector<std::vector<int>> layouts = {{0, 1, 0, 1}, {0, 1, 2, 0, 1, 2},
+                                                 {0, 0, 1, 1}, {0, 0, 0, 1},
+                                                 {1, 0, 0, 1}, {0, 1, 1, 2, 2, 2}};
+  const std::vector<std::function<void(const Bed&)>> kinds = {
+      [](const Bed& bed) { allgathers(bed, kBytes); },
+      [](const Bed& bed) { reduce_scatters(bed, kBytes, DType::kInt32); },
+      [](const Bed& bed) { broadcast(bed, kBytes, 1); },
+      [](const Bed& bed) { broadcast(bed, kBytes, bed.engine.size() - 1); },
+      [](const Bed& bed) {
+        for (const size_t bytes : {0, 1, 5'000}) {
+          for (int root = 0; root < bed.engine.size(); ++root) broadcast(bed, bytes, root);
+          allgathers(bed, bytes);
+          alltoalls(bed, bytes);
+          reduce_scatters(bed, bytes, DType::kInt32);
+        }
+      },
+  };
+  for (const auto& hosts : layouts) {
+    const int size = static_cast<int>(hosts.size());
+    const auto windows = check::connected_windows(hosts, 32 << 20);
+    for (size_t kind = 0; kind < kinds.size(); ++kind) {
+      Metered::Meters left(3);
+      check::run_engines(
+          size, {}, {},
+          [&](const std::shared_ptr<Engine>& engine) {
+            const auto rank = static_cast<size_t>(engine->rank());
+            engine->set_window(windows[rank], hosts);
+            kinds[kind]({*engine, *windows[rank], Ordinary::kSome});
+          },
+          [&](std::unique_ptr<Transport> below) {
+            return std::make_unique<Metered>(std::move(below), hosts, left);
+          });
+      if (kind > 3) continue;  // many small ones
+      size_t most = kind == 0 ? 0 : kBytes;
+      for (int rank = 0; rank < size && kind == 0; ++rank) most += allgather_bytes(rank, kBytes);
+      for (const auto& bytes : left) CHECK(bytes.load() <= static_cast<int64_t>(most) + kHeaders);
+    }
+  }
+}
+
 // The others hear of it, whether they have met that rank's neighbours or not.
 void test_a_rank_that_leaves() {
   constexpr int kSize = 3;
@@ -243,6 +317,7 @@ void test_a_rank_that_leaves() {
 int main() {
   test_every_kind();
   test_many_at_once();
+  test_several_hosts();
   test_a_rank_that_leaves();
   return check::report();
 }

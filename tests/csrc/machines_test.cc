@@ -2,9 +2,13 @@
 // seed: results, traffic, and that nobody finishes where two ranks disagree.
 
 #include <bit>
+#include <numeric>
 
+#include "collective/allgather.h"
 #include "collective/alltoall.h"
+#include "collective/broadcast.h"
 #include "collective/gather.h"
+#include "collective/in_order.h"
 #include "collective/recursive_doubling.h"
 #include "collective/ring_reduce_scatter.h"
 #include "collective/row_partition.h"
@@ -57,62 +61,65 @@ int64_t segments(int64_t bytes, size_t segment_bytes) {
 void partitions_rows() {
   for (int size = 1; size <= 9; ++size) {
     for (const int64_t rows : {0, 1, 5, 8, 100}) {
-      const std::vector<size_t> offsets = row_partition(rows, 12, size);
-      CHECK_EQ(offsets.size(), static_cast<size_t>(size) + 1);
-      CHECK_EQ(offsets.front(), 0u);
-      CHECK_EQ(offsets.back(), static_cast<size_t>(rows) * 12);
+      const std::vector<Span> parts = row_partition(rows, 12, size);
+      CHECK_EQ(parts.size(), static_cast<size_t>(size));
+      size_t begin = 0;
       for (int rank = 0; rank < size; ++rank) {
         const int64_t own = rows / size + (rank < rows % size ? 1 : 0);
-        CHECK_EQ(offsets[rank + 1] - offsets[rank], static_cast<size_t>(own) * 12);
+        CHECK_EQ(parts[rank].bytes, static_cast<size_t>(own) * 12);
+        CHECK_EQ(parts[rank].begin, begin);
+        begin += parts[rank].bytes;
       }
+      CHECK_EQ(begin, static_cast<size_t>(rows) * 12);
     }
   }
-  CHECK_EQ(row_partition(int64_t{3} << 30, 8, 3)[2], size_t{1} << 34);
+  CHECK_EQ(row_partition(int64_t{3} << 30, 8, 3)[2].begin, size_t{1} << 34);
 }
 
 // Chunk c is summed in the order c+1, c+2, ..., c, and divided last.
-std::vector<float> expected_chunk(const std::vector<std::vector<float>>& data, size_t chunk,
-                                  const std::vector<size_t>& offsets, bool average) {
+std::vector<float> expected_chunk(const std::vector<std::vector<float>>& data, size_t place,
+                                  Span chunk, bool average) {
   std::vector<float> sums;
   const size_t size = data.size();
-  for (size_t i = offsets[chunk] / 4; i < offsets[chunk + 1] / 4; ++i) {
-    float sum = data[(chunk + 1) % size][i];
-    for (size_t k = 2; k <= size; ++k) sum += data[(chunk + k) % size][i];
+  for (size_t i = chunk.begin / 4; i < (chunk.begin + chunk.bytes) / 4; ++i) {
+    float sum = data[(place + 1) % size][i];
+    for (size_t k = 2; k <= size; ++k) sum += data[(place + k) % size][i];
     sums.push_back(average ? sum / static_cast<float>(size) : sum);
   }
   return sums;
 }
 
-void reduce_scatter(int size, const std::vector<size_t>& offsets, size_t segment_bytes,
+void reduce_scatter(int size, const std::vector<Span>& chunks, size_t segment_bytes,
                     uint64_t seed) {
   const Reduction reduction = seed % 2 == 0 ? Reduction::kSum : Reduction::kAverage;
+  size_t total = 0;
+  size_t longest = 0;
+  for (const Span& chunk : chunks) {
+    total += chunk.bytes;
+    longest = std::max(longest, chunk.bytes);
+  }
   std::vector<std::vector<float>> data;
   std::vector<Bytes> outputs;
   Network network(size, seed);
   Parts parts;
   for (int rank = 0; rank < size; ++rank) {
-    data.push_back(floats(rank, offsets.back() / 4));
-    outputs.emplace_back(offsets[rank + 1] - offsets[rank], std::byte{7});
+    data.push_back(floats(rank, total / 4));
+    outputs.emplace_back(chunks[rank].bytes, std::byte{7});
     parts.push_back(std::make_unique<RingReduceScatter>(
-        reinterpret_cast<const std::byte*>(data.back().data()), outputs.back().data(), offsets,
+        reinterpret_cast<const std::byte*>(data.back().data()), outputs.back().data(), chunks,
         Reducer(DType::kFloat32, reduction, size), rank, segment_bytes));
   }
   CHECK(network.run(parts));
   CHECK(network.most_receives <= kReceives && network.most_sends <= kSends);
-  size_t longest = 0;
-  for (int rank = 0; rank < size; ++rank) {
-    longest = std::max(longest, offsets[rank + 1] - offsets[rank]);
-  }
   const int64_t least =
       std::max<int64_t>(segments(static_cast<int64_t>(longest), segment_bytes), 1);
   for (int rank = 0; rank < size; ++rank) {
-    const Bytes expected = bytes_of(
-        expected_chunk(data, static_cast<size_t>(rank), offsets, reduction == Reduction::kAverage));
+    const Bytes expected = bytes_of(expected_chunk(data, static_cast<size_t>(rank), chunks[rank],
+                                                   reduction == Reduction::kAverage));
     CHECK(outputs[rank] == expected);
-    CHECK(data[rank] == floats(rank, offsets.back() / 4));
+    CHECK(data[rank] == floats(rank, total / 4));
     const Network::Traffic& sent = network.traffic[rank];
-    CHECK_EQ(sent.bytes,
-             size == 1 ? 0 : static_cast<int64_t>(offsets.back() - outputs[rank].size()));
+    CHECK_EQ(sent.bytes, size == 1 ? 0 : static_cast<int64_t>(total - outputs[rank].size()));
     CHECK_EQ(sent.messages, network.traffic[0].messages);
     CHECK(sent.messages >= (size - 1) * least && sent.messages <= (size - 1) * (least + least / 8));
   }
@@ -121,11 +128,16 @@ void reduce_scatter(int size, const std::vector<size_t>& offsets, size_t segment
 void reduce_scatters(int size, uint64_t seed) {
   for (const size_t segment_bytes : {64u, 100u, 1024u, 1u << 20}) {
     for (const int64_t rows : {0, 1, 7, 64, 1001}) {
-      reduce_scatter(size, row_partition(rows, 12, size), segment_bytes, seed);
+      std::vector<Span> chunks = row_partition(rows, 12, size);
+      reduce_scatter(size, chunks, segment_bytes, seed);
+      std::shuffle(chunks.begin(), chunks.end(), std::mt19937_64(seed));
+      reduce_scatter(size, chunks, segment_bytes, seed);
     }
-    std::vector<size_t> uneven(1, 0);  // every third chunk is empty, the others grow
+    std::vector<Span> uneven;  // every third chunk is empty, the others grow
+    size_t begin = 0;
     for (size_t rank = 0; rank < static_cast<size_t>(size); ++rank) {
-      uneven.push_back(uneven.back() + (rank % 3 == 1 ? 0 : 4 * (rank * 97 + 501)));
+      uneven.push_back({begin, rank % 3 == 1 ? 0 : 4 * (rank * 97 + 501)});
+      begin += uneven.back().bytes;
     }
     reduce_scatter(size, uneven, segment_bytes, seed);
   }
@@ -311,30 +323,83 @@ void gather_and_scatter(int size, int root, int64_t scale, size_t segment_bytes,
   }
 }
 
+// Counted in any order: what ranks get is the same.
+void in_order(int size, int64_t scale, size_t segment_bytes, uint64_t seed) {
+  std::vector<int> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+  std::vector<Bytes> blocks;
+  std::vector<int64_t> lengths;
+  Bytes all;
+  for (int rank = 0; rank < size; ++rank) {
+    lengths.push_back(block_bytes(rank, 0, scale));
+    blocks.push_back(noise(static_cast<uint64_t>(rank), static_cast<size_t>(lengths.back())));
+    all.insert(all.end(), blocks.back().begin(), blocks.back().end());
+  }
+  Network network(size, seed);
+  Parts parts;
+  for (int rank = 0; rank < size; ++rank) {
+    const int place = static_cast<int>(std::find(order.begin(), order.end(), rank) - order.begin());
+    parts.push_back(std::make_unique<InOrder>(
+        order, rank,
+        std::make_unique<Allgather>(blocks[rank].data(), blocks[rank].size(), order, place,
+                                    segment_bytes)));
+  }
+  CHECK(network.run(parts));
+  for (int rank = 0; rank < size; ++rank) {
+    CHECK(parts[rank]->gathered()->lengths == lengths);
+    CHECK(equal(parts[rank]->gathered()->data.data(), all));
+  }
+}
+
 // One rank means something else, in one of them by naming another root: nobody may finish.
 void disagreements(int size, uint64_t seed) {
-  enum { kReduceScatter, kDoubling, kAlltoall, kGather, kScatter, kCount };
+  enum {
+    kReduceScatter,
+    kDoubling,
+    kAlltoall,
+    kGather,
+    kScatter,
+    kBroadcast,
+    kBroadcastInOrder,
+    kAllgatherInOrder,
+    kCount
+  };
+  std::vector<int> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
   for (int kind = 0; kind < kCount; ++kind) {
     for (int wrong = 0; wrong < size; ++wrong) {
       Network network(size, seed);
       network.headers[wrong] = 1;
       std::vector<Bytes> data;
       std::vector<Bytes> outputs(static_cast<size_t>(size), Bytes(64));
-      const std::vector<size_t> offsets = row_partition(size, 64, size);
+      const std::vector<Span> chunks = row_partition(size, 64, size);
       const Reducer reducer(DType::kFloat32, Reduction::kSum, size);
       const std::vector<int64_t> even(static_cast<size_t>(size), 64);
       Parts parts;
       for (int rank = 0; rank < size; ++rank) {
-        const std::byte* input = data.emplace_back(offsets.back()).data();
+        const std::byte* input = data.emplace_back(static_cast<size_t>(size) * 64).data();
+        const int place =
+            static_cast<int>(std::find(order.begin(), order.end(), rank) - order.begin());
         const int root = rank == wrong ? 1 : 0;
         std::unique_ptr<Collective>& part = parts.emplace_back();
         if (kind == kReduceScatter) {
-          part = std::make_unique<RingReduceScatter>(input, outputs[rank].data(), offsets, reducer,
+          part = std::make_unique<RingReduceScatter>(input, outputs[rank].data(), chunks, reducer,
                                                      rank, 16);
         } else if (kind == kDoubling) {
           part = std::make_unique<RecursiveDoubling>(outputs[rank].data(), 64, reducer, rank, size);
         } else if (kind == kAlltoall) {
           part = std::make_unique<Alltoall>(input, even, rank, size, 16);
+        } else if (kind == kBroadcast) {
+          part = std::make_unique<Broadcast>(outputs[rank].data(), 64, 0, rank, size, 16);
+        } else if (kind == kBroadcastInOrder) {
+          part = std::make_unique<InOrder>(
+              order, rank,
+              std::make_unique<Broadcast>(outputs[rank].data(), 64, 0, place, size, 16));
+        } else if (kind == kAllgatherInOrder) {
+          part = std::make_unique<InOrder>(
+              order, rank, std::make_unique<Allgather>(input, 64, order, place, 16));
         } else if (kind == kGather) {
           part = std::make_unique<Gather>(input, 64, root, rank, size, 16);
         } else {
@@ -360,6 +425,7 @@ int main() {
         for (const size_t segment_bytes : {16u, 100u, 4096u}) {
           if (scale == 2000 && segment_bytes == 16u) continue;
           alltoall(size, scale, segment_bytes, seed);
+          if (size > 1) in_order(size, scale, segment_bytes, seed);
           gather_and_scatter(size, static_cast<int>(seed) % size, scale, segment_bytes, seed);
         }
       }
