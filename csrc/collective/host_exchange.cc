@@ -150,8 +150,9 @@ void HostExchange::begin() {
   shared_ = SharedCounters(at(0, place(0).counters), size());
   taken_.assign(ranks_.size(), 0);
   size_t total = 0;
+  begins_ = exchange_.begins;
   for (const Place& place : places_) {
-    begins_.push_back(exchange_.join ? 0 : total);
+    if (exchange_.begins.empty()) begins_.push_back(exchange_.join ? 0 : total);
     there_.push_back(place.stride == 0 ? kAll : static_cast<uint64_t>(place.blocks_in));
     result_.lengths.push_back(place.bytes);
     total += static_cast<size_t>(place.bytes);

@@ -23,6 +23,7 @@ struct Exchange {
   /// Where what it takes goes, in rank order unless it is reduced; the caller's. Null: it is
   /// gathered.
   std::byte* output = nullptr;
+  std::vector<size_t> begins = {};  // where there, by rank, if not in rank order
 };
 
 /// An exchange among ranks that all share memory: each tells the others where its array is, and

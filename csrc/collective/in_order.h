@@ -22,6 +22,7 @@ class InOrder final : public Collective {
   InOrder(std::vector<int> order, int rank, std::unique_ptr<Collective> inner);
 
   bool step(Channel& channel) override;
+  int64_t pieces() const override { return inner_->pieces(); }
   Gathered* gathered() override { return inner_->gathered(); }
   std::string describe() const override { return inner_->describe(); }
 

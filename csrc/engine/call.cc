@@ -17,6 +17,7 @@
 #include "collective/ring_reduce_scatter.h"
 #include "collective/row_partition.h"
 #include "collective/scatter.h"
+#include "collective/two_levels.h"
 
 namespace ringdl {
 namespace {
@@ -135,21 +136,42 @@ std::unique_ptr<Collective> make_broadcast(std::byte* array, size_t bytes, int r
   return std::make_unique<InOrder>(std::move(order), rank, std::move(chain));
 }
 
+// If all hosts have as many ranks.
+std::optional<Levels> levels_of(const std::vector<int>& order, const Group& group,
+                                const std::shared_ptr<Window>& window, const HostLayout& layout) {
+  const size_t per_host = layout.hosts[0].size();
+  const bool are_even = std::ranges::all_of(
+      layout.hosts, [per_host](const auto& ranks) { return ranks.size() == per_host; });
+  if (!window || !are_even || layout.hosts.size() == 1) return std::nullopt;
+  Levels levels{window, {}, static_cast<int>(per_host)};
+  for (const int rank : order) levels.ranks.push_back(group.ranks[static_cast<size_t>(rank)]);
+  return levels;
+}
+
 std::unique_ptr<Collective> make_ring(const Call& call, std::byte* array, const Group& group,
-                                      size_t segment_bytes, const HostLayout& layout) {
+                                      size_t segment_bytes, const std::shared_ptr<Window>& window,
+                                      const HostLayout& layout) {
   std::vector<int> order = host_by_host(layout, 0);
+  const std::optional<Levels> levels = levels_of(order, group, window, layout);
   const bool is_in_order = is_ring_of_ranks(order);
   const auto place = static_cast<int>(std::ranges::find(order, group.rank) - order.begin());
   std::unique_ptr<Collective> ring;
   if (call.kind == Kind::kAllgather) {
-    ring = std::make_unique<Allgather>(array, bytes_of(call), order, place, segment_bytes);
+    ring = std::make_unique<Allgather>(array, bytes_of(call), order, place, segment_bytes, levels);
   } else {
     const auto parts = row_partition(rows_of(call), row_bytes(call), group.size());
     std::vector<Span> chunks;
     for (const int rank : order) chunks.push_back(parts[static_cast<size_t>(rank)]);
-    ring = std::make_unique<RingReduceScatter>(array, static_cast<std::byte*>(call.output),
-                                               std::move(chunks), reducer_of(call, group.size()),
-                                               place, segment_bytes);
+    auto* const output = static_cast<std::byte*>(call.output);
+    const Reducer reducer = reducer_of(call, group.size());
+    if (levels && bytes_of(call) >= Levels::kLeastBytes) {
+      ring = std::make_unique<TwoLevelReduceScatter>(*levels, array, output, std::move(chunks),
+                                                     join_of(call, layout), reducer, place,
+                                                     segment_bytes);
+    } else {
+      ring = std::make_unique<RingReduceScatter>(array, output, std::move(chunks), reducer, place,
+                                                 segment_bytes);
+    }
   }
   if (is_in_order) return ring;
   return std::make_unique<InOrder>(std::move(order), group.rank, std::move(ring));
@@ -283,7 +305,7 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
                             segment_bytes, *layout);
     case Kind::kAllgather:
     case Kind::kReduceScatter:
-      return make_ring(call, array, group, segment_bytes, *layout);
+      return make_ring(call, array, group, segment_bytes, window, *layout);
     case Kind::kAlltoall:
       return std::make_unique<Alltoall>(array, split_bytes(call, size), rank, size, segment_bytes);
     case Kind::kGather:

@@ -251,7 +251,7 @@ class Metered final : public Transport {
 // Between hosts each byte travels once, however ranks are dealt to them.
 void test_several_hosts() {
   constexpr size_t kBytes = 600'000;
-  constexpr int64_t kHeaders = 200'000;  // at most, and what else is not payload
+  constexpr int64_t kHeaders = 60'000;  // at most, and what else is not payload
   const std::vector<std::vector<int>> layouts = {{0, 1, 0, 1}, {0, 1, 2, 0, 1, 2},
                                                  {0, 0, 1, 1}, {0, 0, 0, 1},
                                                  {1, 0, 0, 1}, {0, 1, 1, 2, 2, 2}};
@@ -271,6 +271,9 @@ void test_several_hosts() {
   };
   for (const auto& hosts : layouts) {
     const int size = static_cast<int>(hosts.size());
+    const auto host_count = static_cast<size_t>(*std::ranges::max_element(hosts) + 1);
+    const bool are_even = std::ranges::count(hosts, 0) * static_cast<int64_t>(host_count) == size &&
+                          std::ranges::count(hosts, 1) * static_cast<int64_t>(host_count) == size;
     const auto windows = check::connected_windows(hosts, 32 << 20);
     for (size_t kind = 0; kind < kinds.size(); ++kind) {
       Metered::Meters left(3);
@@ -285,10 +288,44 @@ void test_several_hosts() {
             return std::make_unique<Metered>(std::move(below), hosts, left);
           });
       if (kind > 3) continue;  // many small ones
-      size_t most = kind == 0 ? 0 : kBytes;
-      for (int rank = 0; rank < size && kind == 0; ++rank) most += allgather_bytes(rank, kBytes);
-      for (const auto& bytes : left) CHECK(bytes.load() <= static_cast<int64_t>(most) + kHeaders);
+      for (size_t host = 0; host < host_count; ++host) {
+        size_t most = kBytes;
+        if (kind == 1 && are_even) most = kBytes / host_count * (host_count - 1);
+        if (kind == 0) {  // all but the next host's, or the next rank's, which may be empty
+          most = 0;
+          for (int rank = 0; rank < size; ++rank) {
+            const auto place = static_cast<size_t>(hosts[static_cast<size_t>(rank)]);
+            const bool is_next = place == (host + 1) % host_count;
+            most += are_even && is_next ? 0 : allgather_bytes(rank, kBytes);
+          }
+        }
+        CHECK(left[host].load() <= static_cast<int64_t>(most) + kHeaders);
+      }
     }
+  }
+}
+
+// On every rank, also on those of other hosts.
+void test_disagreements() {
+  for (const std::vector<int>& hosts :
+       std::vector<std::vector<int>>{{0, 0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 1, 1}}) {
+    const auto windows = check::connected_windows(hosts, 16 << 20);
+    check::run_ranks(4, {}, {4096, 1}, [&](Engine& engine) {
+      const auto rank = static_cast<size_t>(engine.rank());
+      engine.set_window(windows[rank], hosts);
+      const Memory array = windows[rank]->allocate(400'000);
+      std::vector<std::byte> output(400'000);
+      for (int wrong = 0; wrong < 4; ++wrong) {
+        for (const Kind kind : {Kind::kBroadcast, Kind::kAllgather, Kind::kReduceScatter}) {
+          const int64_t columns = engine.rank() == wrong ? 4 : 5;
+          const int root = kind == Kind::kBroadcast ? 0 : -1;
+          Call call{kind, DType::kFloat32, Reduction::kSum, root, {20'000, columns}, "call"};
+          call.output = output.data();
+          CHECK_THROWS(engine.wait(engine.submit(call, array.get()), kTimeout), MismatchError,
+                       "disagree on");
+        }
+      }
+    });
   }
 }
 
@@ -318,6 +355,7 @@ int main() {
   test_every_kind();
   test_many_at_once();
   test_several_hosts();
+  test_disagreements();
   test_a_rank_that_leaves();
   return check::report();
 }
