@@ -22,7 +22,8 @@ constexpr size_t kBytesPerStep = 1 << 20;
 constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
 
 size_t block_bytes_of(bool is_same, size_t size) {
-  return is_same ? kPlaceBytes : std::max(kSmallestBlock, kPlaceBytes / size / 64 * 64);
+  if (is_same || size < 3) return kPlaceBytes;
+  return std::max(kSmallestBlock, kPlaceBytes / (size - 1) / 64 * 64);
 }
 
 }  // namespace
@@ -76,7 +77,7 @@ std::byte* HostExchange::at(int source, int64_t offset) const {
   return window_->at(ranks_[static_cast<size_t>(source)], static_cast<uint64_t>(offset));
 }
 
-// A place has room for a block of each part; one if all take the same.
+// A place has room for a block of each other rank's part; for one if all take the same.
 void HostExchange::find_stage() {
   int64_t longest = 0;
   for (int to = 0; to < size(); ++to) {
@@ -86,12 +87,13 @@ void HostExchange::find_stage() {
   if (stage_blocks_ == 0) return;
   lane_bytes_ = exchange_.is_same ? 0 : (block_length(longest, 0) + 63) / 64 * 64;
   stride_ = exchange_.is_same ? (block_length(longest, 0) + 63) / 64 * 64
-                              : lane_bytes_ * static_cast<size_t>(size());
+                              : lane_bytes_ * static_cast<size_t>(size() - 1);
   stage_ = window_->allocate(stride_ * std::min(stage_blocks_, kPlaces));
   const uint64_t offset = *window_->offset_of(stage_.get(), 1);
-  for (size_t to = 0; to < told_.size(); ++to) {
-    told_[to].begin = static_cast<int64_t>(offset + to * lane_bytes_);
-    told_[to].stride = static_cast<int64_t>(stride_);
+  for (int to = 0; to < size(); ++to) {
+    Place& place = told_[static_cast<size_t>(to)];
+    place.begin = static_cast<int64_t>(offset + lane_begin(to));
+    place.stride = static_cast<int64_t>(stride_);
   }
 }
 
@@ -171,7 +173,7 @@ bool HostExchange::copy_in() {
   for (int to = 0; to < size(); ++to) {
     const Span& part = exchange_.parts[static_cast<size_t>(to)];
     if (to == rank_ || begin >= part.bytes) continue;
-    std::memcpy(into + static_cast<size_t>(to) * lane_bytes_, exchange_.data + part.begin + begin,
+    std::memcpy(into + lane_begin(to), exchange_.data + part.begin + begin,
                 std::min(block_bytes_, part.bytes - begin));
     if (exchange_.is_same) break;
   }

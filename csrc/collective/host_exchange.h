@@ -72,6 +72,9 @@ class HostExchange final : public Collective {
   const Place& place(int source) const { return places_[static_cast<size_t>(source)]; }
   std::byte* at(int source, int64_t offset) const;
 
+  size_t lane_begin(int to) const {  // in a place of the stage
+    return static_cast<size_t>(to > rank_ ? to - 1 : to) * lane_bytes_;
+  }
   void find_stage();
   void tell(Channel& channel);
   bool has_heard_all(Channel& channel);
