@@ -28,8 +28,7 @@ struct Exchange {
 
 /// An exchange among ranks that all share memory: each tells the others where its array is, and
 /// takes what is meant for it from theirs. Arrays in shared memory are read where they are: one
-/// copy, as little as can be. Those that only their owners reach go through stages, block by block,
-/// that stay in the caches.
+/// copy, as little as can be. Those that only their owners reach go through stages, block by block.
 ///
 /// Broadcast, allgather, alltoall and reduce-scatter differ only in who takes what. Reductions are
 /// as in DirectAllreduce: in rank order, 16-bit floats rounded once.
