@@ -224,6 +224,7 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
         previous(kind, error, trace)
+        _tell_captured()
         if os.getpid() != process:  # a forked child must not touch the parent's MPI, even at exit
             sys.stdout.flush()
             sys.stderr.flush()
@@ -239,6 +240,18 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
+
+
+def _tell_captured() -> None:
+    """Print what was printed to a string.
+
+    torch.distributed.init_process_group sets a hook that has the one before print to a string,
+    which it adds a prefix to afterwards, when this process is no more.
+    """
+    captured = getattr(sys.stderr, "getvalue", None)
+    if captured is not None and sys.__stderr__ is not None:
+        sys.__stderr__.write(captured())
+        sys.__stderr__.flush()
 
 
 def _version(mpi: Any) -> str:

@@ -142,9 +142,10 @@ def run_ranks(
     folder: Path,
     during: Callable[[subprocess.Popen[bytes], Path], None] | None = None,
     timeout: float = TIMEOUT,
+    **environment: str,
 ) -> Ended:
     command = [python, "-m", "ringdl", "run", "-n", str(ranks), str(JOBS / script), *arguments]
-    return run_job(command, folder, during=during, timeout=timeout)
+    return run_job(command, folder, during=during, timeout=timeout, **environment)
 
 
 @cache
@@ -170,6 +171,7 @@ def cases(*pairs: tuple[str, int]) -> list[tuple[str, int]]:
 SHUT_DOWN = ("MismatchError", "rank 1 has shut down without submitting allreduce 'awaited'")
 SAID = {
     "raise": (", in end", "ValueError", "the data are gone"),
+    "hooked": (", in end", "ValueError", "the data are gone"),
     "interrupt": (", in end", "KeyboardInterrupt"),
     "stall": ("StallError", "allreduce 'awaited' did not end within 1.0 s", "rank 1 has not come"),
     "exit": SHUT_DOWN,
@@ -183,6 +185,7 @@ SAID = {
     ("how", "ranks"),
     cases(
         ("raise", 3),
+        ("hooked", 2),
         ("interrupt", 2),
         ("stall", 2),
         ("exit", 2),

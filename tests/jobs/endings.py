@@ -1,5 +1,6 @@
 """Rank 1 ends in the way the argument names, while the others wait for it in an allreduce."""
 
+import io
 import os
 import signal
 import sys
@@ -10,9 +11,27 @@ import numpy as np
 import ringdl
 
 
+def hook_like_torch() -> None:
+    """As torch.distributed.init_process_group does, to add the rank to each line."""
+    before = sys.excepthook
+
+    def hook(*error: object) -> None:
+        real, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            before(*error)  # type: ignore[arg-type]
+            text = sys.stderr.getvalue()
+        finally:
+            sys.stderr = real
+        real.write(f"[rank1]: {text}")
+
+    sys.excepthook = hook
+
+
 def end(how: str) -> None:
     print(f"ends at {time.monotonic()}", flush=True)
-    if how == "raise":
+    if how == "hooked":
+        hook_like_torch()
+    if how in ("raise", "hooked"):
         raise ValueError("the data are gone")
     if how == "interrupt":
         raise KeyboardInterrupt
