@@ -84,7 +84,8 @@ void DirectAllreduce::reduce(uint64_t piece) {
     sources.push_back(array + begin);
     targets.push_back(array + begin);
   }
-  join_(sources, targets, std::min(piece_bytes_, bytes_ - begin), bytes_ >= kStreamBytes);
+  join_(sources, targets, std::min(piece_bytes_, bytes_ - begin),
+        bytes_ >= kStreamBytes ? targets.size() : 0);
   shared_.counters.done().fetch_add(1, std::memory_order_acq_rel);
   ++reduced_;
 }

@@ -45,7 +45,7 @@ SlotExchange::State SmallAllreduce::step(int size) {
   for (int rank = 0; rank < size; ++rank) {
     sources[rank] = rank == rank_ ? data_ : exchange_.payload(rank);
   }
-  join_({sources, static_cast<size_t>(size)}, {&data_, 1}, bytes_, false);
+  join_({sources, static_cast<size_t>(size)}, {&data_, 1}, bytes_);
   exchange_.finish();
   return state;
 }

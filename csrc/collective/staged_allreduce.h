@@ -5,13 +5,14 @@
 
 #include "collective/collective.h"
 #include "collective/direct_allreduce.h"
+#include "collective/partition.h"
 #include "reduce/join.h"
 
 namespace ringdl {
 
 /// Allreduce on one host of arrays that only their owners reach: block by block, through stages
-/// that all ranks see and that stay in the caches. Each rank copies its block into its stage,
-/// reduces its own chunk of the block over all stages, in rank order, and copies what the others
+/// that all ranks see and that stay in the caches. Each rank copies what others reduce of its block
+/// into its stage, reduces its own chunk of the block, in rank order, and copies what the others
 /// have reduced into its array. An array is read once and written once, as in DirectAllreduce,
 /// which gives the same bits; what is added to that stays in the caches.
 ///
@@ -34,11 +35,15 @@ class StagedAllreduce final : public Collective {
   int size() const { return static_cast<int>(stages_.size()); }
   bool all_have_done(uint64_t steps);
   bool do_next();
+  void copy(std::byte* into, const std::byte* from, size_t bytes) const;
   void copy_in(uint64_t block) const;
   void reduce(uint64_t block) const;
   void copy_out(uint64_t block) const;
   std::byte* stage(int rank, uint64_t block) const;
-  size_t block_length(uint64_t block) const;
+  std::byte* array(uint64_t block) const {
+    return data_ + static_cast<size_t>(block) * block_bytes_;
+  }
+  Span chunk(int rank, uint64_t block) const;  // of a block, from its beginning
 
   const std::vector<std::byte*> stages_;
   const SharedCounters counters_;
@@ -49,6 +54,7 @@ class StagedAllreduce final : public Collective {
   const size_t chunk_bytes_;
   const size_t block_bytes_;
   const uint64_t blocks_;
+  const bool streams_;
   uint64_t next_ = 0;           // step
   uint64_t all_have_done_ = 0;  // steps, at least
 };

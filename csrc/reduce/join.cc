@@ -29,7 +29,7 @@ Join::Join(DType dtype, CustomKernel kernel)
     : custom_(kernel), item_bytes_(ringdl::item_bytes(dtype)) {}
 
 void Join::operator()(std::span<const std::byte* const> sources,
-                      std::span<std::byte* const> targets, size_t bytes, bool streams) const {
+                      std::span<std::byte* const> targets, size_t bytes, size_t streamed) const {
   alignas(64) std::byte block[kBlockBytes];
   const DefaultRounding rounding;
   for (size_t begin = 0; begin < bytes; begin += kBlockBytes) {
@@ -39,15 +39,15 @@ void Join::operator()(std::span<const std::byte* const> sources,
     } else {
       reduce(block, sources, begin, part);
     }
-    for (std::byte* const target : targets) {
-      if (streams) {
-        stream_copy(target + begin, block, part);
+    for (size_t i = 0; i < targets.size(); ++i) {
+      if (i < streamed) {
+        stream_copy(targets[i] + begin, block, part);
       } else {
-        std::memcpy(target + begin, block, part);
+        std::memcpy(targets[i] + begin, block, part);
       }
     }
   }
-  if (streams) stream_fence();
+  if (streamed > 0) stream_fence();
 }
 
 void Join::reduce(std::byte* block, std::span<const std::byte* const> sources, size_t begin,

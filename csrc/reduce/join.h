@@ -18,10 +18,10 @@ class Join {
 
   /// targets[t][i] = (sources[0][i] ∘ sources[1][i] ∘ ...) / divisor for all t. A target may be one
   /// of the sources, but not overlap another way. At least one source.
-  /// @param streams  whether the targets are not read soon (see stream.h); then this ends with the
-  /// fence
+  /// @param streamed  so many targets, the first ones, are not read soon (see stream.h); if there
+  /// are any, this ends with the fence
   void operator()(std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
-                  size_t bytes, bool streams) const;
+                  size_t bytes, size_t streamed = 0) const;
 
  private:
   void reduce(std::byte* block, std::span<const std::byte* const> sources, size_t begin,

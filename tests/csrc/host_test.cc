@@ -78,6 +78,24 @@ void test_memory_is_given_back() {
   CHECK(large.get()[2 << 20] == std::byte{0});  // its pages went back to the system
 }
 
+void test_stages_are_kept_for_the_next() {
+  const auto windows = check::connected_windows(2, 8 << 20);
+  Window& window = *windows[0];
+  std::shared_ptr<std::byte> stage = window.allocate(3 << 20);
+  const uint64_t offset = *window.offset_of(stage.get(), 1);
+  stage.get()[1 << 20] = std::byte{1};
+  stage.reset();
+  std::shared_ptr<std::byte> other = window.allocate(2 << 20);
+  CHECK(*window.offset_of(other.get(), 1) != offset);
+  stage = window.allocate(3 << 20);
+  CHECK_EQ(*window.offset_of(stage.get(), 1), offset);
+  CHECK(stage.get()[1 << 20] == std::byte{1});
+  stage.reset();
+  other.reset();
+  stage = window.allocate(7 << 20);  // for which there is room without them
+  CHECK(stage.get()[1 << 20] == std::byte{0});
+}
+
 void test_kept_until_counted() {
   const auto windows = check::connected_windows(2, 1 << 20);
   std::atomic<uint64_t> counter = 0;
@@ -181,7 +199,7 @@ void test_join_is_the_kernels_in_order() {
             }
           }
           const Join join(dtype, reduction, static_cast<int64_t>(sources_count));
-          join(sources, targets, bytes, count % 2 == 0);
+          join(sources, targets, bytes, count % (targets.size() + 1));
           for (std::byte* const target : targets) {
             CHECK(std::memcmp(target, expected.data(), bytes) == 0);
           }
@@ -494,6 +512,7 @@ void test_buckets_without_messages() {
 int main() {
   test_heap();
   test_memory_is_given_back();
+  test_stages_are_kept_for_the_next();
   test_kept_until_counted();
   test_other_processes();
   test_forked_children_free_nothing();

@@ -13,10 +13,12 @@
 namespace ringdl {
 namespace {
 
-// What is freed in pieces of this size or more goes back to the system. So do smaller ones, such as
-// stages, while there are many of them.
-constexpr uint64_t kDiscardBytes = 1 << 20;
-constexpr uint64_t kKeptBytes = 8 << 20;
+// What is freed in pieces of this size or more goes back to the system, but for a few that are kept
+// for the next of the same size: stages are allocated and freed with each call, and touching 512
+// KiB of new pages takes longer than reducing as much.
+constexpr uint64_t kDiscardBytes = 64 << 10;
+constexpr uint64_t kSpareBytes = 8 << 20;
+constexpr uint64_t kLargestSpare = 4 << 20;
 
 }  // namespace
 
@@ -60,8 +62,11 @@ std::shared_ptr<std::byte> Window::allocate(size_t bytes) {
   std::optional<uint64_t> begin;
   {
     const std::lock_guard guard(own_->mutex);
-    begin = own_->heap.take(bytes, kAlignment);
-    if (begin && bytes < kDiscardBytes) own_->small_bytes += bytes;
+    begin = own_->take(bytes);
+    if (!begin) {
+      own_->drop_spare();
+      begin = own_->take(bytes);
+    }
   }
   if (!begin) throw std::bad_alloc();
   return {own_->segment->data() + *begin,
@@ -70,16 +75,39 @@ std::shared_ptr<std::byte> Window::allocate(size_t bytes) {
           }};
 }
 
+std::optional<uint64_t> Window::Own::take(size_t bytes) {
+  const auto found = std::find_if(spare.begin(), spare.end(),
+                                  [&](const Spare& piece) { return piece.bytes == bytes; });
+  if (found == spare.end()) return heap.take(bytes, kAlignment);
+  const uint64_t begin = found->begin;
+  spare.erase(found);
+  spare_bytes -= bytes;
+  return begin;
+}
+
 void Window::Own::give_back(uint64_t begin, size_t bytes) {
-  bool is_kept = bytes < kDiscardBytes;
-  if (is_kept) {
-    const std::lock_guard guard(mutex);
-    is_kept = small_bytes <= kKeptBytes;
-    small_bytes -= bytes;
+  if (bytes >= kDiscardBytes) {
+    {
+      const std::lock_guard guard(mutex);
+      if (bytes <= kLargestSpare && spare_bytes + bytes <= kSpareBytes) {
+        spare.push_back({begin, bytes});
+        spare_bytes += bytes;
+        return;
+      }
+    }
+    segment->discard(begin, begin + bytes);
   }
-  if (!is_kept) segment->discard(begin, begin + bytes);
   const std::lock_guard guard(mutex);
   heap.give_back(begin);
+}
+
+void Window::Own::drop_spare() {
+  for (const Spare& piece : spare) {
+    segment->discard(piece.begin, piece.begin + piece.bytes);
+    heap.give_back(piece.begin);
+  }
+  spare.clear();
+  spare_bytes = 0;
 }
 
 void Window::free_once(std::shared_ptr<std::byte> memory, const std::atomic<uint64_t>& counter,

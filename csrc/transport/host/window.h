@@ -68,10 +68,17 @@ class Window {
     std::shared_ptr<Segment> segment;
     std::mutex mutex;
     Heap heap;
-    uint64_t small_bytes = 0;  // taken in small pieces
+    struct Spare {
+      uint64_t begin;
+      uint64_t bytes;
+    };
+    std::vector<Spare> spare;  // freed, and still there
+    uint64_t spare_bytes = 0;
     Own(std::shared_ptr<Segment> its_segment, uint64_t begin)
         : segment(std::move(its_segment)), heap(begin, segment->size()) {}
+    std::optional<uint64_t> take(size_t bytes);
     void give_back(uint64_t begin, size_t bytes);
+    void drop_spare();
   };
 
   const std::shared_ptr<Own> own_;
