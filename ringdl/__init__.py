@@ -55,6 +55,7 @@ from ringdl._default import (
 )
 from ringdl._engine import Reduction
 from ringdl._errors import Error, MismatchError, StallError, UsageError
+from ringdl._tuning import Tuning
 from ringdl._version import __version__
 from ringdl._work import GroupedWork, Work
 
@@ -78,6 +79,7 @@ __all__ = [
     "Reduction",
     "StallError",
     "Sum",
+    "Tuning",
     "UsageError",
     "Work",
     "__version__",

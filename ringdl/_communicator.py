@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from ringdl._engine import Reduction
+from ringdl._engine import Algorithm, Reduction
 from ringdl._errors import UsageError
 from ringdl._objects import Objects
 from ringdl._reductions import Reductions
 from ringdl._settings import Settings
+from ringdl._tuning import Tuning, default_tuning
 from ringdl._work import one_of_several_steps
 
 if TYPE_CHECKING:
@@ -24,13 +25,21 @@ class Shared:
 
     Attributes:
         hosts: the number of each rank's host, by rank of the engine.
+        shares_memory: whether the ranks of a host do.
+        tuning: what algorithms are chosen by.
+        algorithm: what is taken instead, wherever it is possible.
+        vendor: of the MPI library.
         mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
         next_bucket: buckets have numbers that their ranks agree on, and each rank uses once.
         groups: how often this rank has made each group.
     """
 
-    def __init__(self, hosts: Sequence[int], mpi: Any = None) -> None:
+    def __init__(self, hosts: Sequence[int], mpi: Any = None, vendor: str = "no MPI") -> None:
         self.hosts = hosts
+        self.shares_memory = False
+        self.tuning = default_tuning(len(set(hosts)))
+        self.algorithm: Algorithm | None = None
+        self.vendor = vendor
         self.mpi = mpi
         self.next_bucket = 0
         self.groups: Counter[tuple[Any, ...]] = Counter()
@@ -81,6 +90,25 @@ class Communicator(Reductions, Objects):
     def host_count(self) -> int:
         """How many hosts take part."""
         return len(set(self._hosts()))
+
+    @property
+    def tuning(self) -> Tuning:
+        """What algorithms are chosen by; the same on all ranks."""
+        return self._shared.tuning
+
+    def memory_hosts(self) -> list[int]:
+        """The number of each rank's host; where ranks share no memory, another one for each."""
+        return self._hosts() if self._shared.shares_memory else list(range(self.size))
+
+    def use_tuning(self, tuning: Tuning) -> None:
+        """Choose by another table from now on, in all communicators of this one's engine.
+
+        Call it on all their ranks, with the same table, while nothing is in flight, and before
+        buckets are made.
+        """
+        self._shared.tuning = tuning
+        self._engine.set_choice(tuning.lines(), self._shared.algorithm)
+        self._engine.set_segment_bytes(tuning.segment_bytes)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make one communicator per color, of the ranks that pass it. Collective.

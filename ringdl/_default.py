@@ -7,14 +7,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ringdl import _engine
 from ringdl._communicator import Communicator, Shared
+from ringdl._engine import Algorithm
 from ringdl._errors import Error, UsageError
 from ringdl._launch import Launcher, detect
-from ringdl._settings import Settings, default_segment_bytes, read_settings
+from ringdl._settings import Settings, read_settings
+from ringdl._tuning import Tuning, find_tuning, topology
 from ringdl._window import share_memory
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ _default: Communicator | None = None
 _hooked = False
 
 
-def init(comm: Any = None) -> Communicator:
+def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     """Make the default communicator. Collective; calling it again changes nothing.
 
     Without an argument: all ranks that the launcher (mpirun, srun) started, or this process alone
@@ -35,12 +38,16 @@ def init(comm: Any = None) -> Communicator:
 
     Args:
         comm: an mpi4py communicator, which is duplicated; default MPI.COMM_WORLD.
+        tuning: what algorithms are chosen by: a `Tuning`, its JSON, or a file with it; rank 0's
+            counts. By default what RINGDL_TUNING says, else what `python -m ringdl tune` has
+            measured for such ranks on such a machine, else built-in costs.
 
     Returns:
         The default communicator.
 
     Raises:
-        UsageError: the launcher does not belong to the MPI library, or there is no usable one.
+        UsageError: the launcher does not belong to the MPI library, there is no usable one, or a
+            setting cannot be followed.
     """
     global _default
     if _default is not None:
@@ -48,30 +55,34 @@ def init(comm: Any = None) -> Communicator:
     launcher = detect(os.environ)
     settings = read_settings(os.environ)
     if comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
-        engine = _engine.alone()
-        engine.set_segment_bytes(settings.segment_bytes or default_segment_bytes(1))
-        _default = Communicator(engine, settings=settings)
+        _default = Communicator(_engine.alone(), settings=settings)
+        _tune(_default, settings, tuning)
     else:
-        _default = _init_over_mpi(launcher, comm, settings)
+        _default = _init_over_mpi(launcher, comm, settings, tuning)
+    _engine.set_default(_default._engine)
     return _default
 
 
-def _init_over_mpi(launcher: Launcher | None, comm: Any, settings: Settings) -> Communicator:
+def _init_over_mpi(
+    launcher: Launcher | None, comm: Any, settings: Settings, tuning: Tuning | str | None
+) -> Communicator:
     global _hooked
-    from ringdl import _mpi
+    from ringdl import _mpi, _mpirun
 
     mpi = _mpi.load_mpi(launcher)
     comm = mpi.COMM_WORLD if comm is None else comm
     hosts = _mpi.find_hosts(mpi, comm)
     engine = _mpi.open_engine(mpi, comm)
     engine.set_may_spin(hosts.cores >= hosts.local_size)
-    communicator = Communicator(engine, settings=settings, shared=Shared(hosts.numbers, comm))
+    vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
+    shared = Shared(hosts.numbers, comm, vendor)
+    communicator = Communicator(engine, settings=settings, shared=shared)
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     communicator._timeout = agreed.timeout
-    engine.set_segment_bytes(agreed.segment_bytes or default_segment_bytes(communicator.host_count))
     engine.set_watchdog(agreed.watchdog, agreed.debug)
     if agreed.shared_memory and communicator.host_count < communicator.size:
-        share_memory(communicator, hosts.numbers)
+        shared.shares_memory = share_memory(communicator, hosts.numbers)
+    _tune(communicator, agreed, tuning)
     engine.forget_submitters()
     if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):  # the script has no use for it
         _engine.dump_on_signal(signal.SIGUSR1)
@@ -82,6 +93,47 @@ def _init_over_mpi(launcher: Launcher | None, comm: Any, settings: Settings) -> 
     atexit.unregister(shutdown)
     atexit.register(shutdown)  # the last registered is the first to be called
     return communicator
+
+
+def _tune(communicator: Communicator, settings: Settings, given: Tuning | str | None) -> None:
+    """Agree on what algorithms are chosen by. Collective."""
+    hosts = communicator.memory_hosts()
+    found: Any = None
+    if communicator.rank == 0:
+        try:
+            found = given if isinstance(given, Tuning) else None
+            wanted = settings.tuning if given is None else given
+            if not isinstance(wanted, Tuning):
+                vendor = communicator._shared.vendor
+                found = find_tuning(wanted, vendor, hosts, communicator.host_count)
+        except UsageError as error:
+            found = error
+        except Exception as error:  # the others wait for an answer
+            found = UsageError(f"the tuning table cannot be read ({error!r}); correct it")
+    agreed = found
+    if communicator.size > 1:
+        agreed = communicator.broadcast_object(found, name="ringdl.tuning")
+    if isinstance(agreed, UsageError):
+        raise agreed
+    if settings.segment_bytes is not None:
+        agreed = replace(agreed, segment_bytes=settings.segment_bytes)
+    if settings.algorithm is not None:
+        communicator._shared.algorithm = _possible(Algorithm[settings.algorithm], hosts)
+    communicator.use_tuning(agreed)
+    if communicator.rank == 0 and communicator.size > 1:
+        import logging
+
+        logging.getLogger("ringdl").info("tuning %s, from %s", agreed.hash, agreed.source)
+
+
+def _possible(algorithm: Algorithm, hosts: list[int]) -> Algorithm:
+    if len(hosts) > 1 and not _engine.is_possible_allreduce(algorithm, 0, hosts, 1):
+        raise UsageError(
+            f"RINGDL_ALGORITHM={algorithm.name} cannot be followed: direct is for ranks that all "
+            "share memory, hierarchical for several hosts with ranks that do, and here they are "
+            f"{topology(hosts)}; unset it"
+        )
+    return algorithm
 
 
 def _warn_of_threads(hosts: _mpi.Hosts) -> None:
@@ -106,6 +158,7 @@ def shutdown() -> None:
     """
     global _default
     if _default is not None:
+        _engine.set_default(None)
         try:
             _default.shutdown()
         except Error:
@@ -180,7 +233,10 @@ stats = _of_default(Communicator.stats)
 split = _of_default(Communicator.split)
 group = _of_default(Communicator.group)
 allreduce = _of_default(Communicator.allreduce)
-allreduce_ = _of_default(Communicator.allreduce_)
+allreduce_ = _engine.quick_allreduce_(
+    _of_default(Communicator.allreduce_),
+    lambda begun, x: get_communicator()._finish_allreduce(begun, x),
+)
 allreduce_async = _of_default(Communicator.allreduce_async)
 allreduce_async_ = _of_default(Communicator.allreduce_async_)
 grouped_allreduce = _of_default(Communicator.grouped_allreduce)

@@ -66,6 +66,7 @@ def examine(trial: bool = True) -> list[Check]:
         check_threads(cores, os.environ),
         check_shared_memory(),
         *check_mpi(trial and launcher is None, cores),
+        check_tuning(cores, os.environ),
         check_torch(),
         Check("CUDA", "note", "not used: gradients on a GPU travel through host memory"),
     ]
@@ -142,18 +143,53 @@ def check_threads(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
 
 
 def check_shared_memory(path: str = "/dev/shm") -> Check:
-    """The size of /dev/shm, which MPI libraries use; ringdl's own segments do not need it."""
+    """Whether ranks can share memory; and the size of /dev/shm, which only MPI libraries use."""
+    try:
+        engine = importlib.import_module("ringdl._engine").alone()
+        own = f"segments of up to {engine.open_window(1)[2] >> 30} GiB"
+        engine.close_window()
+    except (ImportError, RuntimeError) as error:
+        return Check("shared memory", "note", f"none, ranks here exchange messages: {error}")
     try:
         info = os.statvfs(path)
     except OSError:
-        return Check("shared memory", "note", f"there is no {path}: MPI may be slow; ringdl is not")
+        return Check("shared memory", "note", f"{own}; there is no {path}: MPI may be slow")
     free_mib = info.f_bavail * info.f_frsize >> 20
-    text = f"{free_mib} MiB free in {path}"
+    text = f"{own}; {free_mib} MiB free in {path}"
     if free_mib < 128:
         return Check(
             "shared memory", "note", f"{text}: enough for ringdl, MPI itself may want more"
         )
     return Check("shared memory", "ok", text)
+
+
+def check_tuning(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
+    """What allreduces of one rank per core would go by, and why."""
+    from ringdl import _tuning
+    from ringdl._errors import UsageError
+    from ringdl._settings import read_settings
+
+    hosts = [0] * max(cores.usable, 2)
+    try:
+        settings = read_settings(environ)
+        vendor = _mpirun.find_library().vendor
+    except UsageError as error:
+        return Check("tuning", "wrong", str(error))
+    except _mpirun.LaunchError:
+        return Check("tuning", "ok", "not needed for one rank")
+    if not settings.shared_memory:
+        hosts = list(range(len(hosts)))
+    try:
+        tuning = _tuning.find_tuning(settings.tuning, vendor, hosts)
+    except UsageError as error:
+        return Check("tuning", "wrong", str(error))
+    text = f"{_tuning.topology(hosts)} ranks on this host: {_tuning.summary(tuning, hosts)}"
+    if settings.algorithm is not None:
+        text = f"RINGDL_ALGORITHM={settings.algorithm} wherever it is possible; else {text}"
+    text += f"; from {tuning.source}, hash {tuning.hash}"
+    if settings.tuning is None and tuning.source == _tuning.DEFAULTS:
+        text += f"; `mpirun -n {len(hosts)} python -m ringdl tune` measures instead"
+    return Check("tuning", "ok", text)
 
 
 def check_mpi(trial: bool, cores: _cores.Cores) -> list[Check]:

@@ -77,14 +77,14 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> Any:
         """Like `allreduce`, in place: no copy is made of a contiguous array. Returns `x`."""
-        if algorithm == "mpi":
-            return self._allreduce_by_mpi(x, op, name, timeout)
         if name is None and algorithm is None and compression is None and self._group is None:
             begun = self._engine.allreduce_now(x, op)
             if begun is True:
                 return x
             if isinstance(begun, _engine.Work):
-                return Work(self._engine, begun, self._timeout, lambda: x).wait(timeout)
+                return self._finish_allreduce(begun, x, timeout)
+        if algorithm == "mpi":
+            return self._allreduce_by_mpi(x, op, name, timeout)
         return self._allreduce(x, op, name, algorithm, compression, is_async=False).wait(timeout)
 
     def allreduce_async(
@@ -276,6 +276,9 @@ class Reductions(Base):
             is_async=is_async,
             **_operation(op, operand),
         )
+
+    def _finish_allreduce(self, begun: _engine.Work, x: Any, timeout: float | None = None) -> Any:
+        return Work(self._engine, begun, self._timeout, lambda: x).wait(timeout)
 
     def _allreduce_by_mpi(
         self, x: Any, op: Reduction | CustomOp, name: str | None, timeout: float | None

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from ringdl._errors import UsageError
 
+ALGORITHMS = ("ring", "doubling", "direct", "hierarchical")
+"""What RINGDL_ALGORITHM may say. MPI's own allreduce is not for all calls: it must be alone."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -19,10 +22,14 @@ class Settings:
     Attributes:
         timeout: seconds after which a wait without a timeout of its own raises StallError
             (RINGDL_TIMEOUT). Ten minutes outlast a slow checkpoint, not a lunch.
-        segment_bytes: what travels and is reduced at once (RINGDL_SEGMENT_BYTES); None for
-            `default_segment_bytes`.
+        segment_bytes: what travels and is reduced at once (RINGDL_SEGMENT_BYTES); None: what the
+            tuning table says.
         watchdog: seconds after which a work in flight is told of on stderr, with the ranks that it
             waits for (RINGDL_WATCHDOG; 0: never).
+        algorithm: what allreduces whose caller names none go by, wherever it is possible
+            (RINGDL_ALGORITHM); None: the fastest by the tuning table.
+        tuning: that table, as a file or as JSON, or "default" (RINGDL_TUNING); None: what
+            `python -m ringdl tune` measured for such ranks here, if it did.
         shared_memory: whether ranks of one host use one another's memory (RINGDL_SHARED_MEMORY=0:
             no).
         debug: whether all ranks that have such a work then print all of theirs (RINGDL_DEBUG=1).
@@ -31,6 +38,8 @@ class Settings:
     timeout: float = 600.0
     segment_bytes: int | None = None
     watchdog: float = 60.0
+    algorithm: str | None = None
+    tuning: str | None = None
     shared_memory: bool = True
     debug: bool = False
 
@@ -54,15 +63,23 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     """Read the settings of one process.
 
     Raises:
-        UsageError: a variable does not hold a positive number.
+        UsageError: a variable holds no positive number, or no algorithm.
     """
     timeout = _positive(environ, "RINGDL_TIMEOUT", float)
     segment_bytes = _positive(environ, "RINGDL_SEGMENT_BYTES", int)
     watchdog = _positive(environ, "RINGDL_WATCHDOG", float, or_zero=True)
+    algorithm = environ.get("RINGDL_ALGORITHM") or None
+    if algorithm not in (None, *ALGORITHMS):
+        raise UsageError(
+            f"RINGDL_ALGORITHM={algorithm!r} is not one of {', '.join(ALGORITHMS)}; correct or "
+            "unset it"
+        )
     return Settings(
         timeout=Settings.timeout if timeout is None else float(timeout),
         segment_bytes=None if segment_bytes is None else int(segment_bytes),
         watchdog=Settings.watchdog if watchdog is None else float(watchdog),
+        algorithm=algorithm,
+        tuning=environ.get("RINGDL_TUNING") or None,
         shared_memory=environ.get("RINGDL_SHARED_MEMORY", "1") != "0",
         debug=environ.get("RINGDL_DEBUG", "0") not in ("", "0"),
     )

@@ -1,4 +1,4 @@
-"""The command line: ``python -m ringdl run | doctor | bench``."""
+"""The command line: ``python -m ringdl run | doctor | bench | tune``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ examples:
   python -m ringdl run -n 8 --hostfile hosts -- train.py   mpirun's own options end with --
   python -m ringdl doctor                                  what is here, and is it usable?
   mpirun -n 2 python -m ringdl bench allreduce             how fast is it here?
+  mpirun -n 2 python -m ringdl tune                        choose by what is measured here
 """
 
 _RUN_USAGE = (
@@ -46,13 +47,16 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ringdl {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run | doctor | bench")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="run | doctor | bench | tune"
+    )
     commands.add_parser("run", help="start a script on several ranks", add_help=False)
     commands.add_parser("doctor", help="say what was found and what it means", add_help=False)
     commands.add_parser("bench", help="measure a collective", add_help=False)
+    commands.add_parser("tune", help="measure what allreduces cost and keep it", add_help=False)
     known, rest = parser.parse_args(arguments[:1]), list(arguments[1:])
     try:
-        return {"run": _run, "doctor": _doctor_command, "bench": _bench}[known.command](rest)
+        return _COMMANDS[known.command](rest)
     except _mpirun.LaunchError as error:
         print(f"ringdl: {error}", file=sys.stderr)
         return 2
@@ -161,3 +165,12 @@ def _bench(arguments: list[str]) -> int:
     from ringdl import bench  # loads NumPy, which `run` and `doctor` do without
 
     return bench.main(arguments)
+
+
+def _tune(arguments: list[str]) -> int:
+    from ringdl import _tune as command  # loads NumPy, too
+
+    return command.main(arguments)
+
+
+_COMMANDS = {"run": _run, "doctor": _doctor_command, "bench": _bench, "tune": _tune}

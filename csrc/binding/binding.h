@@ -84,7 +84,13 @@ struct Communicator {
   }
 };
 
+/// Allreduce in place of a NumPy array by all ranks, which wait at once.
+/// @param op  a reduction; invalid: the average
+/// @returns True if it is done, a work if it is under way, None if it has to be submitted instead
+nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op);
+
 void bind_communicator(nb::module_& module);
+void bind_quick_allreduce(nb::module_& module);
 void bind_buckets(nb::module_& module);
 
 }  // namespace ringdl::binding

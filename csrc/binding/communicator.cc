@@ -1,3 +1,4 @@
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -6,7 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
+#include <array>
 #include <tuple>
 #include <utility>
 
@@ -58,37 +59,6 @@ std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array>
   return work;
 }
 
-// Allreduce in place of a NumPy array by all ranks: True if it is done, a work if it is under
-// way, None if it has to go through submit().
-nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op) {
-  if (!self.engine->has_slots() || std::strcmp(Py_TYPE(x.ptr())->tp_name, "numpy.ndarray") != 0) {
-    return nb::none();
-  }
-  Call call;
-  nb::ndarray<> array;  // read-only ones are not
-  if (!nb::try_cast(op, call.reduction) || !nb::try_cast(x, array)) return nb::none();
-  const Array same(array);
-  call.kind = Kind::kAllreduce;
-  try {
-    ArrayView view = view_of(same, std::nullopt);
-    call.dtype = view.dtype;
-    call.shape = std::move(view.shape);
-  } catch (const UsageError&) {
-    return nb::none();
-  }
-  std::shared_ptr<Work> work;
-  {
-    const nb::gil_scoped_release release;
-    work = self.engine->allreduce_now(call, array.data());
-  }
-  if (!work) return nb::bool_(true);
-  if (!work->released.load()) {
-    self.in_flight.emplace(work->id, Held{same, std::nullopt, nb::none()});
-  }
-  self.let_go_of_ended();
-  return nb::cast(work);
-}
-
 // What a collective has collected: the bytes from each rank, and all of them.
 std::tuple<std::vector<int64_t>, Bytes> take_gathered(Work& work) {
   Gathered& gathered = *work.collective->gathered();
@@ -97,6 +67,28 @@ std::tuple<std::vector<int64_t>, Bytes> take_gathered(Work& work) {
   static uint8_t nothing;
   void* data = buffer->size() > 0 ? static_cast<void*>(buffer->data()) : &nothing;
   return {gathered.lengths, Bytes(data, {buffer->size()}, owner)};
+}
+
+// A cost model as Python has it: inside a host and between hosts, by Algorithm, the seconds of a
+// step and of a byte.
+using CostLines = std::array<std::array<std::array<double, 2>, kAlgorithms>, 2>;
+
+CostModel model_of(const CostLines& lines) {
+  CostModel model{};
+  for (size_t i = 0; i < kAlgorithms; ++i) {
+    model.inside[i] = {lines[0][i][0], lines[0][i][1]};
+    model.between[i] = {lines[1][i][0], lines[1][i][1]};
+  }
+  return model;
+}
+
+CostLines lines_of(const CostModel& model) {
+  CostLines lines{};
+  for (size_t i = 0; i < kAlgorithms; ++i) {
+    lines[0][i] = {model.inside[i].step_seconds, model.inside[i].byte_seconds};
+    lines[1][i] = {model.between[i].step_seconds, model.between[i].byte_seconds};
+  }
+  return lines;
 }
 
 // Bytes in shared memory if there is any.
@@ -229,6 +221,13 @@ void bind_communicator(nb::module_& module) {
           nb::arg("hosts"))
       .def("close_window", [](Communicator& self) { self.window.reset(); })
       .def("allocate", &allocate_array, nb::arg("byte_count"))
+      .def(
+          "set_choice",
+          [](Communicator& self, const CostLines& costs, std::optional<Algorithm> wanted) {
+            const nb::gil_scoped_release release;
+            self.engine->set_choice(model_of(costs), wanted);
+          },
+          nb::arg("costs"), nb::arg("wanted").none())
       .def("set_may_spin",
            [](Communicator& self, bool may_spin) {
              const nb::gil_scoped_release release;
@@ -245,6 +244,28 @@ void bind_communicator(nb::module_& module) {
         const nb::gil_scoped_release release;
         return self.engine->stats();
       });
+
+  module.def("default_costs", [] { return lines_of(default_costs()); });
+  module.def(
+      "choose_allreduce",
+      [](const CostLines& costs, size_t bytes, const std::vector<int>& hosts,
+         size_t segment_bytes) {
+        return choose_allreduce(model_of(costs), bytes, HostLayout::of(hosts, 0), segment_bytes);
+      },
+      nb::arg("costs"), nb::arg("byte_count"), nb::arg("hosts"), nb::arg("segment_bytes"));
+  module.def(
+      "is_possible_allreduce",
+      [](Algorithm algorithm, size_t bytes, const std::vector<int>& hosts, size_t segment_bytes) {
+        return is_possible(algorithm, bytes, HostLayout::of(hosts, 0), segment_bytes);
+      },
+      nb::arg("algorithm"), nb::arg("byte_count"), nb::arg("hosts"), nb::arg("segment_bytes"));
+  module.def(
+      "effort_of_allreduce",
+      [](Algorithm algorithm, size_t bytes, const std::vector<int>& hosts) {
+        const Effort effort = effort_of(algorithm, bytes, HostLayout::of(hosts, 0));
+        return std::make_tuple(effort.steps, effort.bytes_moved);
+      },
+      nb::arg("algorithm"), nb::arg("byte_count"), nb::arg("hosts"));
 
   module.def("alone", [] { return make_communicator(std::move(make_loopback(1)[0]), true); });
   module.def(

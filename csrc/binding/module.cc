@@ -116,6 +116,7 @@ NB_MODULE(_engine, module) {
   module.def("simd_level", [] { return std::string(name_of(detect_simd_level())); });
 
   bind_communicator(module);
+  bind_quick_allreduce(module);
   bind_buckets(module);
 }
 

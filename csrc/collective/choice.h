@@ -1,8 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+
+#include "collective/host_layout.h"
 
 namespace ringdl {
 
@@ -15,22 +18,57 @@ enum class Algorithm : uint8_t {
   kHierarchical = 4
 };
 
+inline constexpr size_t kAlgorithms = 5;
+
 constexpr std::string_view name_of(Algorithm algorithm) {
   constexpr std::string_view names[] = {"ring", "doubling", "mpi", "direct", "hierarchical"};
   return names[static_cast<int>(algorithm)];
 }
 
-/// Up to so many bytes recursive doubling is taken: it sends each byte log2(P) times, the ring less
-/// than twice, but in log2(P) steps, not 2(P-1). A function of the arguments alone, so that all
-/// ranks choose alike.
+/// Arrays of so many bytes recursive doubling takes, however short segments are: it sends an array
+/// as one message.
 inline constexpr size_t kDoublingBytes = 16 << 10;
 
-/// @param size  ranks
-/// @param hosts  groups of ranks that share memory; `size` if none do
-constexpr Algorithm choose_allreduce(size_t bytes, int size, int hosts) {
-  if (bytes <= kDoublingBytes) return Algorithm::kDoubling;
-  if (hosts == size) return Algorithm::kRing;
-  return hosts == 1 ? Algorithm::kDirect : Algorithm::kHierarchical;
-}
+/// What an algorithm takes: for a step, in which a rank waits for another, and for a byte that
+/// passes through a rank.
+struct Cost {
+  double step_seconds;
+  double byte_seconds;
+};
+
+/// The costs by algorithm. Those of MPI's own allreduce, which is never chosen, are not looked at.
+using Costs = std::array<Cost, kAlgorithms>;
+
+/// What allreduces cost here, as far as it is needed to choose one: a straight line per algorithm.
+struct CostModel {
+  Costs inside;   // a host
+  Costs between;  // several
+};
+
+/// Measured on two cores of an AMD EPYC, and on simulated hosts with links of 1 Gbit/s.
+/// `python -m ringdl tune` finds what is right elsewhere.
+CostModel default_costs();
+
+/// Whether an algorithm can reduce so many bytes over these ranks.
+/// @param segment_bytes  what travels at once
+bool is_possible(Algorithm algorithm, size_t bytes, const HostLayout& layout, size_t segment_bytes);
+
+/// What an algorithm has to do: steps that follow one another, and bytes that pass through the
+/// busiest rank or, between hosts, through the busiest link.
+struct Effort {
+  double steps;
+  double bytes_moved;
+};
+
+Effort effort_of(Algorithm algorithm, size_t bytes, const HostLayout& layout);
+
+/// What the model says that an algorithm takes.
+double predicted_seconds(const CostModel& model, Algorithm algorithm, size_t bytes,
+                         const HostLayout& layout);
+
+/// The possible algorithm that the model says is fastest. A function of the arguments alone, so all
+/// ranks choose alike.
+Algorithm choose_allreduce(const CostModel& model, size_t bytes, const HostLayout& layout,
+                           size_t segment_bytes);
 
 }  // namespace ringdl

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "collective/ring_allreduce.h"
@@ -56,27 +55,6 @@ class LaneChannel final : public Channel {
 };
 
 }  // namespace
-
-HostLayout HostLayout::of(const std::vector<int>& host_of_rank, int rank) {
-  HostLayout layout;
-  std::map<int, size_t> place_of_host;
-  for (size_t i = 0; i < host_of_rank.size(); ++i) {
-    const auto place = place_of_host.emplace(host_of_rank[i], layout.hosts.size()).first->second;
-    if (place == layout.hosts.size()) layout.hosts.emplace_back();
-    if (static_cast<int>(i) == rank) {
-      layout.host = static_cast<int>(place);
-      layout.local_rank = static_cast<int>(layout.hosts[place].size());
-    }
-    layout.hosts[place].push_back(static_cast<int>(i));
-  }
-  return layout;
-}
-
-int HostLayout::lanes() const {
-  size_t fewest = hosts[0].size();
-  for (const auto& ranks : hosts) fewest = std::min(fewest, ranks.size());
-  return static_cast<int>(fewest);
-}
 
 size_t HierarchicalAllreduce::stage_bytes(int lanes) {
   return kSlabsInStage * kSlabBytes * static_cast<size_t>(lanes);
@@ -157,7 +135,7 @@ bool HierarchicalAllreduce::reduce_next() {
   }
   std::byte* const own = at(layout_->local_rank, layout_->local_rank, reduced_);
   if (sources.size() > 1) {
-    join_(sources, {&own, 1}, slabs_.segment(layout_->local_rank, reduced_).bytes, false);
+    join_(sources, {&own, 1}, slabs_.segment(layout_->local_rank, reduced_).bytes);
   }
   ++reduced_;
   return true;

@@ -7,28 +7,12 @@
 #include "collective/codec.h"
 #include "collective/collective.h"
 #include "collective/direct_allreduce.h"
+#include "collective/host_layout.h"
 #include "collective/partition.h"
 #include "collective/reducer.h"
 #include "reduce/join.h"
 
 namespace ringdl {
-
-/// Which ranks are on which host.
-struct HostLayout {
-  std::vector<std::vector<int>> hosts;  // ranks by host, ascending; hosts by their lowest rank
-  int host = 0;                         // this rank's, and which of its ranks this one is
-  int local_rank = 0;
-
-  /// @param host_of_rank  the number of each rank's host, whatever the numbers are
-  static HostLayout of(const std::vector<int>& host_of_rank, int rank);
-
-  const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host)]; }
-  int local_size() const { return static_cast<int>(local_ranks().size()); }
-  /// Rings between the hosts: as many as the host with the fewest ranks has.
-  int lanes() const;
-};
-
-using SharedLayout = std::shared_ptr<const HostLayout>;
 
 /// Where the ranks of a host have an array, or, if some have it where the others do not reach it,
 /// stages for it.

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "collective/hierarchical_allreduce.h"
 #include "collective/ring_allreduce.h"
 #include "engine/engine.h"
 
@@ -57,7 +58,7 @@ std::unique_ptr<Collective> Engine::make_bucket_collective(const Bucket& bucket,
                                                            uint64_t instance) {
   const Group& group = *bucket.group;
   const Reducer reducer(bucket.dtype, bucket.reduction, group.size());
-  if (!bucket.shared) {
+  if (!bucket.shared || wanted_ == Algorithm::kRing) {
     return std::make_unique<RingAllreduce>(bucket.data, bucket.bytes, reducer, group.rank,
                                            group.size(), options_.segment_bytes, bucket.codec);
   }

@@ -226,7 +226,7 @@ uint64_t digest_of(const Call& call) {
   return digest;
 }
 
-Description describe(const Call& call, int size, int hosts) {
+Description describe(const Call& call) {
   Description description;
   description.kind = call.kind;
   description.dtype = call.dtype;
@@ -244,9 +244,6 @@ Description describe(const Call& call, int size, int hosts) {
   }
   if (first == 1) --description.dimensions;
   description.shape_hash = hash_of(dimensions);
-  if (call.kind == Kind::kAllreduce) {
-    description.algorithm = call.algorithm.value_or(choose_allreduce(bytes_of(call), size, hosts));
-  }
   description.operation = call.operation.digest;
   if (call.compression) description.wire = *call.compression;
   set_operation_name(description, call.operation.name);
@@ -276,7 +273,7 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
         case Algorithm::kMpi:  // does the rest
           return std::make_unique<Barrier>();
         case Algorithm::kDoubling:
-          if (bytes > std::max(kDoublingBytes, segment_bytes)) {
+          if (!is_possible(Algorithm::kDoubling, bytes, *layout, segment_bytes)) {
             throw UsageError("recursive doubling takes arrays of at most " +
                              std::to_string(std::max(kDoublingBytes, segment_bytes)) +
                              " bytes, not " + std::to_string(bytes) + "; take the ring");
@@ -285,8 +282,7 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
                                                      size);
         case Algorithm::kDirect:
         case Algorithm::kHierarchical:
-          if (!window ||
-              (description.algorithm == Algorithm::kDirect) != (layout->hosts.size() == 1)) {
+          if (!window || !is_possible(description.algorithm, bytes, *layout, segment_bytes)) {
             throw UsageError(
                 "the direct allreduce is for ranks that all share memory, the hierarchical one for "
                 "several hosts with ranks that do, and these are neither; take the ring");

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collective/collective.h"
-#include "collective/hierarchical_allreduce.h"
+#include "collective/host_layout.h"
 #include "engine/group.h"
 #include "engine/wire.h"
 #include "transport/host/window.h"
@@ -51,9 +51,8 @@ size_t bytes_of(const Call& call);
 /// Tells apart calls of one kind that ranks disagree on.
 uint64_t digest_of(const Call& call);
 
-/// What other ranks are told of a call.
-/// @param size, hosts  of its group; as many hosts as ranks if none share memory
-Description describe(const Call& call, int size, int hosts);
+/// What other ranks are told of a call. Leaves out the algorithm.
+Description describe(const Call& call);
 
 /// The state machine that carries a call out.
 /// @param data  as in Engine::submit()

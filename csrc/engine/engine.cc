@@ -25,6 +25,8 @@ std::atomic<bool> forked = false;
 // becomes one like any other: what a message takes, or, on shared cores, a few turns of the others.
 constexpr int64_t kMeetSpinNs = 20 * kMicrosecond;
 constexpr int64_t kMeetYieldNs = 200 * kMicrosecond;
+constexpr int kLooksPerTime = 8;
+constexpr int kLooksAtOnce = 64;  // about a microsecond
 
 }  // namespace
 
@@ -102,14 +104,18 @@ void Engine::refuse_forked_child() {
   }
 }
 
-Engine::Lock Engine::lock_for_call() {
+Engine::Lock Engine::lock_for_call(const std::function<void()>& before_waiting) {
   refuse_forked_child();
   if (!options_.threads && std::this_thread::get_id() != maker_) {
     throw UsageError(
         "ringdl was called from a second thread, but this MPI does not offer MPI_THREAD_MULTIPLE; "
         "call from the thread that called ringdl.init(), or start MPI with more thread support");
   }
-  Lock lock(mutex_);
+  Lock lock(mutex_, std::defer_lock);
+  if (!before_waiting || !lock.try_lock()) {
+    if (before_waiting) before_waiting();
+    lock.lock();
+  }
   refuse_closed();
   return lock;
 }
@@ -182,28 +188,36 @@ std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
   return work;
 }
 
-std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data) {
-  Lock lock = lock_for_call();
-  const std::shared_ptr<Work> before = in_slots_.lock();
+std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data,
+                                            const std::function<void()>& before_waiting) {
+  Lock lock = lock_for_call(before_waiting);
+  const std::shared_ptr<Work> before = in_slots_.expired() ? nullptr : in_slots_.lock();
   const Key key = key_of(call, *all_);
-  if (!slots_ || (before && !before->ended()) || matching_.is_known_to_fail(key)) {
+  const size_t bytes = bytes_of(call);
+  const bool is_small = bytes <= Slots::kPayloadBytes;
+  const bool is_here =
+      has_slots() && (is_small || choose(bytes, *find_layout(*all_)) == Algorithm::kDirect);
+  if (!is_here || (before && !before->ended()) || matching_.is_known_to_fail(key)) {
     lock.unlock();
+    before_waiting();
     return submit(call, data);
   }
   note_submitter();
-  const SlotCall slot_call{slots_, key.instance, digest_of(call)};
+  SlotCall slot_call{slots_, key.instance, digest_of(call)};
   auto* const array = static_cast<std::byte*>(data);
-  const size_t bytes = bytes_of(call);
   const Join join(call.dtype, call.reduction, size_);
   std::unique_ptr<Collective> collective;
-  if (bytes <= Slots::kPayloadBytes) {
-    SmallAllreduce small(slot_call, array, bytes, join, rank_);
+  if (is_small) {
+    SmallAllreduce small(std::move(slot_call), array, bytes, join, rank_);
     SlotExchange::State state = small.step(size_);
     int64_t until = 0;
-    while (state == SlotExchange::State::kNotYet) {
-      const int64_t now = now_ns();
-      if (until == 0) until = now + (options_.may_spin ? kMeetSpinNs : kMeetYieldNs);
-      if (now > until) break;
+    for (int look = 1; state == SlotExchange::State::kNotYet; ++look) {
+      if (look % kLooksPerTime == 0) {  // the clock takes longer than a look
+        if (look == kLooksAtOnce) before_waiting();
+        const int64_t now = now_ns();
+        if (until == 0) until = now + (options_.may_spin ? kMeetSpinNs : kMeetYieldNs);
+        if (now > until) break;
+      }
       if (!options_.may_spin) sched_yield();
       state = small.step(size_);
     }
@@ -215,14 +229,18 @@ std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data) {
       return nullptr;
     }
     collective = std::make_unique<SlotAllreduce>(small, [this, call, data] {
-      return make_collective(call, describe(call, size_, 1), data, *all_, options_.segment_bytes,
-                             window_, find_layout(*all_));
+      const SharedLayout layout = find_layout(*all_);
+      return make_collective(call, header_of(call, *layout), data, *all_, options_.segment_bytes,
+                             window_, layout);
     });
   } else {
-    collective = std::make_unique<HostAllreduce>(
-        window_, all_->ranks, find_layout(*all_), array, bytes, join,
-        Reducer(call.dtype, call.reduction, size_), options_.segment_bytes, Codec(), slot_call);
+    before_waiting();
+    collective =
+        std::make_unique<HostAllreduce>(window_, all_->ranks, find_layout(*all_), array, bytes,
+                                        join, Reducer(call.dtype, call.reduction, size_),
+                                        options_.segment_bytes, Codec(), std::move(slot_call));
   }
+  before_waiting();
   auto work = make_work(header_of(call, *find_layout(*all_)), key, all_);
   work->collective = std::move(collective);
   in_slots_ = work;
@@ -230,10 +248,16 @@ std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data) {
   return work;
 }
 
+Algorithm Engine::choose(size_t bytes, const HostLayout& layout) const {
+  if (wanted_ && is_possible(*wanted_, bytes, layout, options_.segment_bytes)) return *wanted_;
+  return choose_allreduce(costs_, bytes, layout, options_.segment_bytes);
+}
+
 Description Engine::header_of(const Call& call, const HostLayout& layout) const {
-  int size = 0;
-  for (const auto& ranks : layout.hosts) size += static_cast<int>(ranks.size());
-  Description description = describe(call, size, static_cast<int>(layout.hosts.size()));
+  Description description = describe(call);
+  if (call.kind == Kind::kAllreduce) {
+    description.algorithm = call.algorithm ? *call.algorithm : choose(bytes_of(call), layout);
+  }
   description.inline_bytes =
       inline_works_ < kMaxInlineWorks ? static_cast<uint32_t>(options_.inline_bytes) : 0;
   return description;
@@ -265,6 +289,12 @@ void Engine::set_segment_bytes(size_t bytes) {
     throw UsageError("segment_bytes must be between 1 and 2^30, not " + std::to_string(bytes));
   }
   options_.segment_bytes = bytes;
+}
+
+void Engine::set_choice(const CostModel& model, std::optional<Algorithm> wanted) {
+  Lock lock = lock_for_call();
+  costs_ = model;
+  wanted_ = wanted;
 }
 
 void Engine::set_window(std::shared_ptr<Window> window, std::vector<int> hosts) {

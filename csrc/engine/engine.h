@@ -13,8 +13,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collective/choice.h"
+#include "collective/codec.h"
 #include "collective/direct_allreduce.h"
-#include "collective/hierarchical_allreduce.h"
+#include "collective/host_layout.h"
 #include "collective/slots.h"
 #include "engine/call.h"
 #include "engine/channels.h"
@@ -71,10 +73,13 @@ class Engine final : private Diagnosis::Host {
 
   /// Allreduce of an array by all ranks, unnamed and matched as in submit(), for callers that
   /// wait at once: spends a few microseconds on it.
+  /// @param before_waiting  called before it waits for another thread, or longer than a moment for
+  /// another rank
   /// @returns null if it is done; else a work as from submit()
-  std::shared_ptr<Work> allreduce_now(const Call& call, void* data);
+  std::shared_ptr<Work> allreduce_now(
+      const Call& call, void* data, const std::function<void()>& before_waiting = [] {});
   /// Whether all ranks share memory, so that this is faster than submit().
-  bool has_slots() const { return slots_ != nullptr; }
+  bool has_slots() const { return slots_ != nullptr && !wanted_; }
 
   /// Has the progress thread take notice of works that nobody is going to wait for at once.
   void wake();
@@ -87,6 +92,10 @@ class Engine final : private Diagnosis::Host {
   /// @throws MismatchError, StallError
   void wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
             const std::function<void()>& interrupted = {}, bool for_good = true);
+
+  /// Waits for some milliseconds at most, in which nobody looks whether something is wrong.
+  /// @returns whether the work has ended well
+  bool wait_briefly(const std::shared_ptr<Work>& work);
 
   /// Has the diagnosis forget which threads have submitted something: for init(), whose caller need
   /// not be the thread that works.
@@ -127,6 +136,10 @@ class Engine final : private Diagnosis::Host {
   /// Changes the segment size of works submitted from now on. Collective in effect; call it before
   /// buckets are made.
   void set_segment_bytes(size_t bytes);
+  /// What algorithms are chosen by from now on. Collective in effect.
+  /// @param wanted  taken wherever it is possible and the call names none; else the fastest by the
+  /// model
+  void set_choice(const CostModel& model, std::optional<Algorithm> wanted);
   /// See EngineOptions::may_spin.
   void set_may_spin(bool may_spin);
   /// After how long a work in flight is told of on stderr (0: never), and whether all ranks then
@@ -183,7 +196,7 @@ class Engine final : private Diagnosis::Host {
   static bool in_forked_child();
   static void refuse_forked_child();
   void refuse_closed() const;
-  Lock lock_for_call();
+  Lock lock_for_call(const std::function<void()>& before_waiting = {});
   void note_submitter();
   ChannelContext context(const SharedGroup& group);
 
@@ -196,6 +209,7 @@ class Engine final : private Diagnosis::Host {
   }
 
   SharedLayout find_layout(const Group& group);
+  Algorithm choose(size_t bytes, const HostLayout& layout) const;
   Description header_of(const Call& call, const HostLayout& layout) const;
   Key key_of(const Call& call, const Group& group);
   std::shared_ptr<Work> make_work(const Description& description, const Key& key,
@@ -241,6 +255,8 @@ class Engine final : private Diagnosis::Host {
   std::shared_ptr<Slots> slots_;  // null unless all ranks share memory
   std::weak_ptr<Work> in_slots_;  // the last work that has put something there
   EngineOptions options_;
+  CostModel costs_ = default_costs();
+  std::optional<Algorithm> wanted_;
   const int rank_;
   const int size_;
   const SharedGroup all_;
@@ -270,6 +286,7 @@ class Engine final : private Diagnosis::Host {
   uint64_t next_id_ = 1;
   int64_t inline_works_ = 0;
   int waiters_ = 0;
+  int64_t waiter_looked_ns_ = 0;  // when one of them last looked
   bool shutting_down_ = false;
   std::thread::id shuts_down_;
   std::optional<std::thread::id> submitter_;  // the first thread that did,

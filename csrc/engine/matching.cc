@@ -14,7 +14,7 @@ void Matching::park(const ControlMessage& message) {
 }
 
 Matching::Parked Matching::take(const Key& key) {
-  const auto found = parked_.find(key);
+  const auto found = parked_.empty() ? parked_.end() : parked_.find(key);
   if (found == parked_.end()) return {};
   Parked parked = std::move(found->second);
   parked_.erase(found);

@@ -40,7 +40,7 @@ class Matching {
   void park(const ControlMessage& message);
   void park_failure(const Key& key, const std::string& why) { parked_[key] = {{}, why}; }
   bool is_known_to_fail(const Key& key) const {
-    const auto found = parked_.find(key);
+    const auto found = parked_.empty() ? parked_.end() : parked_.find(key);
     return found != parked_.end() && !found->second.failure.empty();
   }
   /// What has come for a key; nothing is kept.

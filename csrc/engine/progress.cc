@@ -20,6 +20,10 @@ constexpr int64_t kSleepPerLook = 32;
 constexpr int64_t kShortestSleepNs = 50 * kMicrosecond;
 constexpr int64_t kLongestSleepNs = 2 * kMillisecond;
 
+// Those who wait look for themselves, at least every 2 ms, and a second look would only keep them
+// from the lock. Unless they have not for so long: a signal handler may be at work.
+constexpr int64_t kWaiterIsAwayNs = 10 * kMillisecond;
+
 // Without works in flight: often enough to answer a rank that asks why nothing moves.
 constexpr auto kIdleSleep = std::chrono::milliseconds(100);
 
@@ -78,6 +82,12 @@ void Engine::progress_in_background() {
   int64_t pause = 0;
   int fruitless = 0;
   while (!stopping_) {
+    if (waiters_ > 0 && now_ns() - waiter_looked_ns_ < kWaiterIsAwayNs) {
+      lock.unlock();
+      sleep_ns(kLongestSleepNs);
+      lock.lock();
+      continue;
+    }
     const int64_t begin = thread_cpu_ns();
     int moved = 0;
     try {
@@ -102,7 +112,6 @@ void Engine::progress_in_background() {
     } else {
       const int64_t least = std::max(kShortestSleepNs, kSleepPerLook * (thread_cpu_ns() - begin));
       pause = std::clamp(2 * pause, least, std::max(least, kLongestSleepNs));
-      if (waiters_ > 0) pause = std::max(pause, kLongestSleepNs);  // they look for themselves
       lock.unlock();
       sleep_ns(pause);
     }

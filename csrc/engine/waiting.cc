@@ -10,12 +10,12 @@
 namespace ringdl {
 namespace {
 
-// A message between two ranks of one host takes about 1 us, one over a network 10 to 50 us.
-constexpr int64_t kSpinNs = 50 * kMicrosecond;
+// Between two ranks of one host an answer takes about a microsecond. For longer, a yield is as
+// quick where nobody else wants the core, and where somebody does, it may be who is waited for.
+constexpr int64_t kSpinNs = 5 * kMicrosecond;
 
-// On shared cores the peer needs the core to answer: yield to it, but not for ever, as a yield
-// among sleepers is a spin.
-constexpr int64_t kYieldNs = 200 * kMicrosecond;
+// Not for ever, as a yield among sleepers is a spin. A sleep takes 0.1 ms more than is asked for.
+constexpr int64_t kYieldNs = 1000 * kMicrosecond;
 
 constexpr int64_t kLongestSleepNs = 2 * kMillisecond;
 

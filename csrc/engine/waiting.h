@@ -4,8 +4,8 @@
 
 namespace ringdl {
 
-/// How a thread that waits spends its time between two looks: it spins (or yields, if ranks have to
-/// share cores) while an answer may come at any moment, then sleeps longer and longer.
+/// How a thread that waits spends its time between two looks: it spins for a moment (unless ranks
+/// have to share cores), yields for a millisecond, then sleeps longer and longer.
 ///
 /// A sleep is a sixteenth of the time waited so far, so it adds little to what was waited for
 /// anyway, and at most 2 ms: then a look every 2 ms costs well under 1% of a core.

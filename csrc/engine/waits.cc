@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kInterruptNs = 100 * kMillisecond;
 constexpr int64_t kDiagnoseAfterNs = 100 * kMillisecond;
+constexpr int64_t kBriefNs = 10 * kMillisecond;
 
 std::string seconds_text(int64_t ns) {
   return std::to_string(ns / kSecond) + "." + std::to_string(ns / (kSecond / 10) % 10) + " s";
@@ -76,6 +77,7 @@ void Engine::progress_until(Lock& lock, const std::function<void()>& interrupted
   } leave{*this, lock};
   while (!done()) {
     refuse_closed();
+    waiter_looked_ns_ = now;
     if (progress() > 0) backoff.reset();
     if (done()) break;
     watch_over(now);
@@ -121,6 +123,19 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
   if (work->state.load(std::memory_order_acquire) == Work::State::kFailed) {
     throw MismatchError(work->failure);
   }
+}
+
+bool Engine::wait_briefly(const std::shared_ptr<Work>& work) {
+  if (!work->ended()) {
+    Lock lock = lock_for_call();
+    const int64_t begin = now_ns();
+    bool is_over = false;
+    progress_until(
+        lock, {}, [&] { return work->ended() || is_over; },
+        [&](int64_t now) { is_over = now - begin > kBriefNs; });
+    wait_ns_ += now_ns() - begin;
+  }
+  return work->state.load(std::memory_order_acquire) == Work::State::kDone;
 }
 
 void Engine::shutdown(const std::function<void()>& interrupted) {

@@ -119,3 +119,17 @@ def check_refused(comm: Communicator) -> None:
         comm.allreduce_async(np.zeros(3), name="later").wait(timeout=-1)
     comm.barrier()
     assert comm.allreduce(np.array([2.0])).tolist() == [2.0]
+
+
+def check_what_looks_like_another_dtype(comm: Communicator) -> None:
+    """The short way of unnamed calls takes arrays by their dtype's number, not its letter."""
+    for dtype in (ml_dtypes.int4, ml_dtypes.float8_e4m3, np.longdouble, np.complex64, ">f4"):
+        x = np.ones(4, dtype)
+        with expect(ringdl.UsageError, ""):
+            comm.allreduce_(x)
+    for op in (1, True, "sum", None):
+        with expect(ringdl.UsageError, "take ringdl.Average"):
+            comm.allreduce_(np.ones(4), op)
+    total = comm.allreduce_(np.ones((), np.float32), ringdl.Sum)
+    assert total.shape == ()
+    assert total == comm.size

@@ -1,0 +1,200 @@
+"""``mpirun -n N python -m ringdl tune``: measure a few allreduces and keep what they cost.
+
+A few seconds. Each possible algorithm is timed at a few sizes, and a straight line is fitted to its
+times; where messages go around rings, segments are tried, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ringdl import _default, _engine, _tuning
+from ringdl._engine import Algorithm, Reduction
+from ringdl._errors import UsageError
+from ringdl._tuning import Tuning, cache_path, topology
+
+if TYPE_CHECKING:
+    from ringdl._communicator import Communicator
+
+SIZES = (256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+SEGMENTS = (16 << 10, 32 << 10, 48 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
+SEGMENT_ARRAY = 8 << 20
+"""Large enough to be cut into several segments per rank."""
+SECONDS_EACH = 0.15
+Sample = tuple[int, float]
+"""Bytes of an array, and the seconds that it took."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command on every rank; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="mpirun -n N python -m ringdl tune",
+        description="Measure what allreduces cost here, and choose by it from now on.",
+        epilog="Jobs with as many ranks per host on such a machine take the table at init(); "
+        "RINGDL_TUNING=default leaves it out, RINGDL_TUNING=FILE takes another.",
+    )
+    parser.add_argument("-o", "--output", type=Path, help="write the table to this file instead")
+    chosen = parser.parse_args(arguments)
+    communicator = _default.init()
+    if communicator.size == 1:
+        print("ringdl: tune needs several ranks: mpirun -n N python -m ringdl tune")
+        return 2
+    tuning, samples = measure(communicator)
+    if communicator.rank == 0:
+        hosts = communicator.memory_hosts()
+        path = chosen.output or cache_path(communicator._shared.vendor, hosts)
+        print(describe(tuning, samples, hosts))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            part.write_text(tuning.to_json() + "\n")
+            part.replace(path)  # others may be reading it
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        print(f"written to {path} (hash {tuning.hash})")
+    return 0
+
+
+def measure(
+    communicator: Communicator,
+) -> tuple[Tuning, dict[str, dict[str, list[Sample]]]]:
+    """Fit a table to the ranks of a communicator. Collective.
+
+    Returns:
+        The table, the same on all ranks, and what was measured, by level and algorithm.
+    """
+    hosts = communicator.memory_hosts()
+    before = communicator.tuning
+    samples: dict[str, dict[str, list[Sample]]] = {level: {} for level in _tuning.LEVELS}
+    segment_bytes = before.segment_bytes
+    if len(set(hosts)) > 1:
+        segment_bytes = _best_segment(communicator, hosts)
+        samples["between"] = _times(communicator, hosts, segment_bytes)
+    local = communicator.split(hosts[communicator.rank])
+    assert local is not None
+    if local.size > 1:
+        samples["inside"] = _times(local, [0] * local.size, segment_bytes)
+    costs = {level: dict(before.costs[level]) for level in _tuning.LEVELS}
+    layouts = {"inside": [0] * local.size, "between": hosts}
+    for level, times in samples.items():
+        for name, measured in times.items():
+            costs[level][name] = fit(Algorithm[name], measured, layouts[level])
+    tuning = Tuning(costs, segment_bytes, "just measured")
+    agreed: Tuning = communicator.broadcast_object(tuning)  # rank 0's clock
+    communicator.use_tuning(agreed)
+    return agreed, samples
+
+
+def fit(
+    algorithm: Algorithm, samples: Sequence[Sample], hosts: Sequence[int]
+) -> tuple[float, float]:
+    """The cost of a step and of a byte that explain an algorithm's times best.
+
+    Least squares of relative errors, as sizes differ by orders of magnitude; neither is negative.
+
+    Args:
+        algorithm: what was timed.
+        samples: bytes and seconds.
+        hosts: the number of each rank's host.
+    """
+    import numpy as np
+
+    rows = [
+        [effort / seconds for effort in _engine.effort_of_allreduce(algorithm, size, list(hosts))]
+        for size, seconds in samples
+    ]
+    matrix = np.array(rows)
+    ones = np.ones(len(rows))
+    costs = np.linalg.lstsq(matrix, ones, rcond=None)[0]
+    for i in (0, 1):
+        if costs[i] < 0:
+            other = matrix[:, 1 - i]
+            costs[1 - i] = other.sum() / (other @ other)
+            costs[i] = 0.0
+    return float(costs[0]), float(costs[1])
+
+
+def describe(
+    tuning: Tuning, samples: dict[str, dict[str, list[Sample]]], hosts: Sequence[int]
+) -> str:
+    """What was measured, what the table says of it, and what it chooses."""
+    lines = [f"allreduce on {topology(hosts)} ranks, us: measured (by the table)"]
+    for level, times in samples.items():
+        if not times:
+            continue
+        ranks = [0] * max(hosts.count(0), 1) if level == "inside" else hosts
+        names = list(times)
+        head = "inside a host" if level == "inside" else "between hosts"
+        lines.append(f"{head:>14}" + "".join(f"{name:>22}" for name in names) + "   chosen")
+        for size in sorted({size for measured in times.values() for size, _ in measured}):
+            row = f"{size:>14,}"
+            for name in names:
+                seconds = dict(times[name]).get(size)
+                step, byte = tuning.costs[level][name]
+                efforts = _engine.effort_of_allreduce(Algorithm[name], size, list(ranks))
+                told = efforts[0] * step + efforts[1] * byte
+                text = f"{seconds * 1e6:,.0f} ({told * 1e6:,.0f})" if seconds else "-"
+                row += f"{text:>22}"
+            lines.append(f"{row}   {tuning.choose(size, ranks)}")
+    lines.append(f"segments of {tuning.segment_bytes >> 10} KiB")
+    return "\n".join(lines)
+
+
+def _candidates(hosts: Sequence[int], byte_count: int, segment_bytes: int) -> list[Algorithm]:
+    return [
+        algorithm
+        for algorithm in Algorithm
+        if _engine.is_possible_allreduce(algorithm, byte_count, list(hosts), segment_bytes)
+    ]
+
+
+def _times(
+    communicator: Communicator, hosts: Sequence[int], segment_bytes: int
+) -> dict[str, list[Sample]]:
+    """Seconds of each possible algorithm at each size, in turns."""
+    times: dict[str, list[Sample]] = {}
+    for size in SIZES:
+        for algorithm in _candidates(hosts, size, segment_bytes):
+            seconds = _time(communicator, size, algorithm)
+            times.setdefault(algorithm.name, []).append((size, seconds))
+    return times
+
+
+def _best_segment(communicator: Communicator, hosts: Sequence[int]) -> int:
+    way = Algorithm.ring if len(set(hosts)) == len(hosts) else Algorithm.hierarchical
+    seconds: dict[int, float] = {}
+    for segment_bytes in SEGMENTS:
+        communicator.use_tuning(replace(communicator.tuning, segment_bytes=segment_bytes))
+        seconds[segment_bytes] = _time(communicator, SEGMENT_ARRAY, way)
+    # The smallest that is about as good: small arrays are cut into segments, too.
+    least = min(seconds.values())
+    best = next(size for size, time in seconds.items() if time <= 1.03 * least)
+    communicator.use_tuning(replace(communicator.tuning, segment_bytes=best))
+    return best
+
+
+def _time(communicator: Communicator, byte_count: int, algorithm: Algorithm) -> float:
+    """The median seconds of an allreduce, of the slowest rank; the same on all ranks."""
+    import numpy as np
+
+    array = communicator.empty(byte_count // 4)
+    array[...] = 0
+
+    def once() -> float:
+        begin = time.perf_counter()
+        communicator.allreduce_(array, Reduction.Sum, algorithm=algorithm.name)  # type: ignore[arg-type]
+        return time.perf_counter() - begin
+
+    first = [once() for _ in range(3)]
+    slowest = np.array([min(first)])
+    communicator.allreduce_(slowest, Reduction.Max, "ringdl.tune")
+    count = int(min(max(SECONDS_EACH / max(slowest[0], 1e-6), 3), 200))
+    result = np.array([median(once() for _ in range(count))])
+    communicator.allreduce_(result, Reduction.Max, "ringdl.tune")
+    return float(result[0])

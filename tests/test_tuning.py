@@ -1,0 +1,61 @@
+"""Where jobs take what algorithms are chosen by from, and what measures it."""
+
+from pathlib import Path
+
+import pytest
+
+from ringdl._tuning import Tuning, default_tuning
+from tests.environments import PYTHONS
+from tests.test_jobs import run_job, run_ranks
+
+TABLE = Tuning(
+    {"inside": {"ring": (0.0, 0.0), "direct": (1.0, 1.0)}, "between": {"ring": (0.0, 0.0)}}, 4096
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tuning", "messages"),
+    [
+        ({}, default_tuning(1), "none"),
+        ({"RINGDL_TUNING": TABLE.to_json()}, TABLE, "many"),
+        ({"RINGDL_ALGORITHM": "ring"}, default_tuning(1), "many"),
+    ],
+    ids=["default", "table", "ring"],
+)
+def test_what_jobs_choose_by(
+    mpi_python: str, settings: dict[str, str], tuning: Tuning, messages: str, tmp_path: Path
+) -> None:
+    settings = {"XDG_CACHE_HOME": str(tmp_path), "RINGDL_TUNING": "", **settings}
+    ended = run_ranks(mpi_python, 3, "tuned.py", folder=tmp_path, **settings)
+    assert ended.code == 0, ended.text
+    assert ended.output.count(f"table {tuning.hash}, messages: {messages}") == 3, ended.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"RINGDL_ALGORITHM": "hierarchical"}, "cannot be followed: direct is for ranks"),
+        ({"RINGDL_TUNING": "nowhere.json"}, "RINGDL_TUNING='nowhere.json' cannot be read"),
+    ],
+    ids=["algorithm", "table"],
+)
+def test_what_cannot_be_followed_is_said(
+    settings: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    python = next(iter(PYTHONS.values()))
+    ended = run_ranks(python, 2, "tuned.py", folder=tmp_path, **settings)
+    assert ended.code != 0
+    assert f"UsageError: {next(iter(settings))}" in ended.errors, ended.text
+    assert sentence in ended.errors, ended.text
+
+
+def test_what_was_measured_is_taken_by_the_next_job(mpi_python: str, tmp_path: Path) -> None:
+    settings = {"XDG_CACHE_HOME": str(tmp_path), "RINGDL_TUNING": ""}
+    command = [mpi_python, "-m", "ringdl", "run", "-n", "2", "-m", "ringdl", "tune"]
+    ended = run_job(command, tmp_path, **settings)
+    assert ended.code == 0, ended.text
+    (path,) = tmp_path.glob("ringdl/*-2-*.json")
+    hash_ = ended.output.rpartition("hash ")[2].partition(")")[0]
+    assert f"written to {path} (hash {hash_})" in ended.output
+    ended = run_ranks(mpi_python, 2, "tuned.py", folder=tmp_path, **settings)
+    assert ended.output.count(f"table {hash_},") == 2, ended.text
