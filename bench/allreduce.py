@@ -6,8 +6,9 @@ Each MPI, at MPI_THREAD_MULTIPLE and MPI_THREAD_SINGLE, gets jobs of its own, `p
 bench allreduce`, which take turns; needs the environments of `make test`, and takes Debian's Open
 MPI along if it is there. Machines change their speed between jobs: each time is divided by that of
 a memcpy of as many bytes by all ranks at once in the same job. "The best MPI" is the one whose
-normalized median is lowest, size by size; a ratio is its time over ringdl's, so more than 1 means
-that ringdl is faster. Quartiles are over the rounds.
+normalized median is lowest, size by size; a ratio is its time over ringdl's in the same round, so
+more than 1 means that ringdl is faster. ringdl runs under each MPI at MPI_THREAD_MULTIPLE; its
+line "shared" is of arrays of `ringdl.empty`, "ordinary" of NumPy's, over all MPIs and rounds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -25,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import hosts
+import links
 
 LEVELS = ("multiple", "single")
 Times = dict[tuple[str, int], list[float]]
 """By what and size: normalized medians, one per round."""
+MEMORIES = ("shared", "ordinary")
 
 
 def environments() -> dict[str, str]:
@@ -73,7 +77,7 @@ def rounds(chosen: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
     for turn in range(chosen.rounds):
         jobs = [(mpi, level) for mpi in pythons for level in LEVELS]
         for mpi, level in jobs[turn % len(jobs) :] + jobs[: turn % len(jobs)]:
-            for memory in ("shared", "ordinary") if level == "multiple" else ("shared",):
+            for memory in MEMORIES if level == "multiple" else ("shared",):
                 for size, times in measure(pythons[mpi], level, memory, chosen).items():
                     if memory == "shared":
                         yield f"mpi {mpi} {level}", size, times["mpi"] / times["memcpy"]
@@ -88,18 +92,18 @@ def compare(times: Times) -> list[dict[str, Any]]:
     for size in sorted({size for _, size in times}):
         peers = {what: times[what, size] for what, at in times if at == size and "mpi " in what[:4]}
         best = min(peers, key=lambda what: statistics.median(peers[what]))
-        for what in sorted({what for what, _ in times if what.startswith("ringdl")}):
-            own = times[what, size]
-            ratios = [peer / mine for peer, mine in zip(peers[best], own, strict=True)]
+        for memory in MEMORIES:
+            own = [ts for (what, at), ts in times.items() if at == size and what.endswith(memory)]
+            ratios = [peer / mine for ts in own for peer, mine in zip(peers[best], ts, strict=True)]
             quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
             rows.append(
                 {
                     "size": size,
-                    "what": what,
-                    "best_mpi": best,
+                    "memory": memory,
+                    "best_mpi": best.removeprefix("mpi "),
                     "ratio": round(statistics.median(ratios), 3),
                     "lower_quartile": round(quartiles[0], 3),
-                    "over_memcpy": round(1 / statistics.median(own), 3),
+                    "of_memcpy": round(1 / statistics.median(t for ts in own for t in ts), 3),
                 }
             )
     return rows
@@ -111,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", nargs=2, default=["1K", "256M"], metavar=("LEAST", "MOST"))
-    parser.add_argument("--factor", type=int, default=4)
+    parser.add_argument("--factor", type=int, default=4, help="from one size to the next")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -125,12 +129,13 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     rows = compare(times)
     for row in rows:
-        print("{size:>10}  {what:<26} {ratio:6.2f} of {best_mpi:<22}".format(**row), end="")
-        print("(lower quartile {lower_quartile:.2f}); {over_memcpy:.2f} of memcpy".format(**row))
+        print("{size:>10}  {memory:<9}{ratio:6.2f} of {best_mpi:<18}".format(**row), end="")
+        print("(lower quartile {lower_quartile:.2f}); {of_memcpy:.2f} of memcpy".format(**row))
     if chosen.json:
         settings = {key: getattr(chosen, key) for key in ("ranks", "sizes", "rounds", "iterations")}
         report = {
-            "command": "python bench/allreduce.py --json bench/results/allreduce.json",
+            "command": shlex.join(["python", "bench/allreduce.py", *arguments]),
+            "machine": links.machine(),
             "settings": settings,
             "results": rows,
             "times_over_memcpy": {f"{what} {size}": ts for (what, size), ts in times.items()},

@@ -1,10 +1,11 @@
 """How much of a link an allreduce uses: ringdl, MPI's own, and plain TCP, on simulated hosts.
 
     python bench/links.py --json bench/results/links.json
+    python bench/links.py --hosts 2 --ranks-per-host 2 --mib 16 64 --json bench/results/lanes.json
 
 One rank on each of four hosts with links of 1 Gbit/s, float32, in place; needs what `hosts.py`
-needs, and the environments of `make test`. No allreduce of S bytes on P ranks whose links carry B
-bytes per second takes less than 2(P-1)/P * S/B; the share is that bound over the time. B is the
+needs, and the environments of `make test`. No allreduce of S bytes over H hosts whose links carry B
+bytes per second takes less than 2(H-1)/H * S/B; the share is that bound over the time. B is the
 rate of the link as set, headers included, so about 0.95 is all that TCP can reach in packets of
 1500 bytes; at 1 MiB a little more, as links may be ahead of their rate by 128 kB.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import statistics
 import sys
 import tempfile
@@ -69,10 +71,10 @@ def measure(chosen: argparse.Namespace, mpi: str) -> dict[str, object]:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
-        sizes = [f"{mib:g}" for mib in chosen.mib]
+        sizes = [repr(mib) for mib in chosen.mib]
         program = [str(Path(__file__).with_name("links_ranks.py")), "--mib", *sizes]
         program += ["--seconds", str(chosen.seconds), "--json", str(answer)]
-        code = hosts.run([1] * chosen.hosts, hosts.interpreter(mpi), program)
+        code = hosts.run([chosen.ranks_per_host] * chosen.hosts, hosts.interpreter(mpi), program)
         if code != 0:
             raise hosts.HostsError(f"the ranks under {mpi} ended with exit code {code}")
         times = json.loads(answer.read_text())
@@ -92,7 +94,8 @@ def measure(chosen: argparse.Namespace, mpi: str) -> dict[str, object]:
 def show(result: dict[str, object]) -> None:
     print(f"{result['mpi']} (load before: {result['load_before']})")
     print(
-        f"  {'MiB':>5}  {'what':<7}{'median':>10}{'p10':>10}{'p90':>10} ms{'share':>8}{'runs':>6}"
+        f"  {'MiB':>8}  {'what':<7}{'median':>10}{'p10':>10}{'p90':>10} ms{'share':>8}"
+        f"{'over ringdl':>14}{'runs':>6}"
     )
     for size in result["sizes"]:
         for name, figures in size.items():
@@ -100,7 +103,8 @@ def show(result: dict[str, object]) -> None:
                 values = [figures[key] for key in ("median_ms", "p10_ms", "p90_ms")]
                 times = "".join(f"{value:10.2f}" for value in values)
                 share, runs = figures["share"], figures["runs"]
-                print(f"  {size['mib']:5g}  {name:<7}{times}   {share:8.3f}{runs:6}", flush=True)
+                ratio = figures["median_ms"] / size["ringdl"]["median_ms"]
+                print(f"  {size['mib']:8.4g}  {name:<7}{times}   {share:8.3f}{ratio:14.2f}{runs:6}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,8 +113,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--mpi", nargs="+", default=["openmpi", "mpich"], help="as for hosts.py")
     parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--mib", type=float, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--mib", type=float, nargs="+", default=[2**-10, 1, 16, 64])
     parser.add_argument("--seconds", type=float, default=30, help="for each size (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     chosen = parser.parse_args(arguments)
@@ -128,10 +133,10 @@ def main(arguments: Sequence[str]) -> int:
     for result in results:
         show(result)
     if chosen.json is not None:
-        settings = {key: getattr(chosen, key) for key in ("hosts", "rate", "mib", "seconds")}
+        names = ("hosts", "ranks_per_host", "rate", "mib", "seconds")
         report = {
-            "command": "python bench/links.py --json bench/results/links.json",
-            "settings": settings,
+            "command": shlex.join(["python", "bench/links.py", *arguments]),
+            "settings": {name: getattr(chosen, name) for name in names},
             "machine": machine(),
             "results": results,
         }

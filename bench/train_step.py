@@ -5,7 +5,17 @@
 
 The three take turns, step by step, in the same processes, with models of their own: 27 million
 parameters, SGD, the default zero_grad(). A step begins for all ranks at once; its time is that of
-the slowest rank. ringdl's and DDP's parameters are compared in the end.
+the slowest rank. ringdl's and DDP's parameters are compared in the end. How long the gradients take
+by themselves is measured, too: what a step takes longer than computing alone is the part of it that
+computing does not hide.
+
+On simulated hosts (bench/hosts.py; as root), with a model whose communication takes about as long
+as computing:
+
+    python bench/hosts.py up --hosts 4
+    OMP_NUM_THREADS=1 python bench/hosts.py run --mpi openmpi --layout 1+1+1+1 -- \
+        bench/train_step.py --width 512 --batch 256
+    python bench/hosts.py down
 """
 
 from __future__ import annotations
@@ -15,6 +25,7 @@ import itertools
 import json
 import os
 import platform
+import shlex
 import socket
 import sys
 import time
@@ -94,27 +105,43 @@ def main() -> None:
             mine = time.perf_counter() - begin
             if turn >= 0:
                 seconds[name].append(world.allreduce(mine, MPI.MAX))
+    gradients = np.zeros(sum(p.numel() for p in models["ringdl"].parameters()), np.float32)
+    communication = []
+    for _ in range(5):
+        world.Barrier()
+        begin = time.perf_counter()
+        hvd.allreduce_(torch.from_numpy(gradients))
+        communication.append(world.allreduce(time.perf_counter() - begin, MPI.MAX))
     for ours, theirs in zip(
         models["ringdl"].parameters(), models["gloo"].parameters(), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     if world.rank == 0:
-        report(chosen, world, seconds, sum(p.numel() for p in models["ringdl"].parameters()))
+        report(chosen, world, seconds, float(np.median(communication)), gradients.size)
     world.Barrier()
     distributed.destroy_process_group()
 
 
 def report(
-    chosen: argparse.Namespace, world: MPI.Comm, seconds: dict[str, list[float]], parameters: int
+    chosen: argparse.Namespace,
+    world: MPI.Comm,
+    seconds: dict[str, list[float]],
+    communication: float,
+    parameters: int,
 ) -> None:
     version = " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
     lines = [f"{parameters / 1e6:.1f} M parameters, {world.size} ranks, {version}"]
     for name, times in seconds.items():
         low, median, high = np.percentile(times, (10, 50, 90)) * 1e3
         lines.append(f"{name:8} {median:8.1f} ms  (p10 {low:.1f}, p90 {high:.1f})")
-    for other in ("gloo", "alone"):
-        ratio = np.median(np.array(seconds[other]) / np.array(seconds["ringdl"]))
-        lines.append(f"{other} / ringdl = {ratio:.2f}")
+    ratios = {
+        other: float(np.median(np.array(seconds[other]) / np.array(seconds["ringdl"])))
+        for other in ("gloo", "alone")
+    }
+    lines += [f"{other} / ringdl = {ratio:.2f}" for other, ratio in ratios.items()]
+    visible = float(np.median(np.array(seconds["ringdl"]) - np.array(seconds["alone"])))
+    hidden = 1 - visible / communication
+    lines.append(f"communication alone {communication * 1e3:.1f} ms, of which {hidden:.0%} hidden")
     sys.stdout.write("\n".join(lines) + "\n")
     if chosen.json:
         text = Path("/proc/cpuinfo").read_text()
@@ -125,7 +152,10 @@ def report(
             "kernel": platform.release(),
         }
         answer = {"machine": machine, "mpi": version, "torch": torch.__version__}
-        answer |= {"ranks": world.size, "parameters": parameters, "seconds": seconds}
+        answer |= {"ranks": world.size, "parameters": parameters, "batch": chosen.batch}
+        answer |= {"ratios": ratios, "communication": communication, "hidden": hidden}
+        answer |= {"command": shlex.join(["bench/train_step.py", *sys.argv[1:]])}
+        answer["seconds"] = seconds
         chosen.json.write_text(json.dumps(answer, indent=1) + "\n")
 
 
