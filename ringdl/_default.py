@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -116,7 +115,7 @@ def _tune(communicator: Communicator, settings: Settings, given: Tuning | str | 
     if isinstance(agreed, UsageError):
         raise agreed
     if settings.segment_bytes is not None:
-        agreed = replace(agreed, segment_bytes=settings.segment_bytes)
+        agreed = agreed.with_segments(settings.segment_bytes)
     if settings.algorithm is not None:
         communicator._shared.algorithm = _possible(Algorithm[settings.algorithm], hosts)
     communicator.use_tuning(agreed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -170,12 +169,12 @@ def _best_segment(communicator: Communicator, hosts: Sequence[int]) -> int:
     way = Algorithm.ring if len(set(hosts)) == len(hosts) else Algorithm.hierarchical
     seconds: dict[int, float] = {}
     for segment_bytes in SEGMENTS:
-        communicator.use_tuning(replace(communicator.tuning, segment_bytes=segment_bytes))
+        communicator.use_tuning(communicator.tuning.with_segments(segment_bytes))
         seconds[segment_bytes] = _time(communicator, SEGMENT_ARRAY, way)
     # The smallest that is about as good: small arrays are cut into segments, too.
     least = min(seconds.values())
     best = next(size for size, time in seconds.items() if time <= 1.03 * least)
-    communicator.use_tuning(replace(communicator.tuning, segment_bytes=best))
+    communicator.use_tuning(communicator.tuning.with_segments(best))
     return best
 
 

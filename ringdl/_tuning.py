@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ringdl import _engine
@@ -31,7 +30,6 @@ CostLines = list[list[tuple[float, float]]]
 """By level and `Algorithm`: the seconds of a step and of a byte."""
 
 
-@dataclass(frozen=True)
 class Tuning:
     """A table that all ranks share: `init` broadcasts rank 0's.
 
@@ -45,9 +43,25 @@ class Tuning:
         source: where it comes from, for people.
     """
 
-    costs: Mapping[str, Mapping[str, tuple[float, float]]]
-    segment_bytes: int
-    source: str = field(default="", compare=False)
+    def __init__(
+        self,
+        costs: Mapping[str, Mapping[str, tuple[float, float]]],
+        segment_bytes: int,
+        source: str = "",
+    ) -> None:  # no dataclass: making one takes longer than all else here
+        self.costs = costs
+        self.segment_bytes = segment_bytes
+        self.source = source
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tuning) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def with_segments(self, segment_bytes: int) -> Tuning:
+        """The same costs with other segments."""
+        return Tuning(self.costs, segment_bytes, self.source)
 
     @property
     def hash(self) -> str:
