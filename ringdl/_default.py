@@ -58,7 +58,7 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         _tune(_default, settings, tuning)
     else:
         _default = _init_over_mpi(launcher, comm, settings, tuning)
-    _engine.set_default(_default._engine)
+    _engine.set_default(_default._engine, _default._finish_allreduce)
     return _default
 
 
@@ -100,11 +100,10 @@ def _tune(communicator: Communicator, settings: Settings, given: Tuning | str | 
     found: Any = None
     if communicator.rank == 0:
         try:
-            found = given if isinstance(given, Tuning) else None
-            wanted = settings.tuning if given is None else given
-            if not isinstance(wanted, Tuning):
+            found = settings.tuning if given is None else given
+            if not isinstance(found, Tuning):
                 vendor = communicator._shared.vendor
-                found = find_tuning(wanted, vendor, hosts, communicator.host_count)
+                found = find_tuning(found, vendor, hosts, communicator.host_count)
         except UsageError as error:
             found = error
         except Exception as error:  # the others wait for an answer
@@ -157,7 +156,7 @@ def shutdown() -> None:
     """
     global _default
     if _default is not None:
-        _engine.set_default(None)
+        _engine.set_default(None, None)
         try:
             _default.shutdown()
         except Error:
@@ -232,10 +231,7 @@ stats = _of_default(Communicator.stats)
 split = _of_default(Communicator.split)
 group = _of_default(Communicator.group)
 allreduce = _of_default(Communicator.allreduce)
-allreduce_ = _engine.quick_allreduce_(
-    _of_default(Communicator.allreduce_),
-    lambda begun, x: get_communicator()._finish_allreduce(begun, x),
-)
+allreduce_ = _engine.quick_allreduce_(_of_default(Communicator.allreduce_))
 allreduce_async = _of_default(Communicator.allreduce_async)
 allreduce_async_ = _of_default(Communicator.allreduce_async_)
 grouped_allreduce = _of_default(Communicator.grouped_allreduce)

@@ -121,26 +121,30 @@ class LazyRelease {
   PyThreadState* state_ = nullptr;
 };
 
-// The communicator that the module's function is for; null if there is none. With the GIL held.
-nb::object& default_communicator() {
-  static auto* const communicator = new nb::object();
-  return *communicator;
+// What the module's function is for, and what finishes a work of it that is under way; null if
+// there is none. With the GIL held.
+struct Default {
+  nb::object communicator;
+  nb::object finish;
+};
+
+Default& the_default() {
+  static auto* const value = new Default();
+  return *value;
 }
 
-// `self` is what to call for everything else, and what finishes a work that is under way.
-PyObject* quick_allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
+// `otherwise` is called for everything else.
+PyObject* quick_allreduce(PyObject* otherwise, PyObject* const* arguments, Py_ssize_t count,
                           PyObject* names) {
-  PyObject* const otherwise = PyTuple_GET_ITEM(self, 0);
-  const nb::object communicator = default_communicator();  // another thread may shut it down
-  if ((count == 1 || count == 2) && names == nullptr && communicator.is_valid()) {
+  const Default now = the_default();  // another thread may shut it down
+  if ((count == 1 || count == 2) && names == nullptr && now.communicator.is_valid()) {
     try {
       const nb::handle op = count == 2 ? nb::handle(arguments[1]) : nb::handle();
-      const nb::object begun =
-          allreduce_now(*nb::inst_ptr<Communicator>(communicator), nb::handle(arguments[0]), op);
+      auto& communicator = *nb::inst_ptr<Communicator>(now.communicator);
+      const nb::object begun = allreduce_now(communicator, nb::handle(arguments[0]), op);
       if (begun.ptr() == Py_True) return Py_NewRef(arguments[0]);
       if (!begun.is_none()) {
-        return PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(self, 1), begun.ptr(), arguments[0],
-                                            nullptr);
+        return PyObject_CallFunctionObjArgs(now.finish.ptr(), begun.ptr(), arguments[0], nullptr);
       }
     } catch (const UsageError&) {  // nothing was submitted; what is called now says why
     } catch (nb::python_error& error) {
@@ -187,13 +191,15 @@ nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op) {
 void bind_quick_allreduce(nb::module_& module) {
   module.def(
       "set_default",
-      [](nb::object communicator) {
-        default_communicator() = communicator.is_none() ? nb::object() : std::move(communicator);
+      [](nb::object communicator, nb::object finish) {
+        Default before = std::move(the_default());  // goes last: it may call into Python
+        if (communicator.is_none()) return;
+        the_default() = {std::move(communicator), std::move(finish)};
       },
-      nb::arg("communicator").none());
+      nb::arg("communicator").none(), nb::arg("finish").none());
   module.def(
       "quick_allreduce_",
-      [](nb::object otherwise, nb::object finish) {
+      [](const nb::object& otherwise) {
         static PyMethodDef method{"allreduce_", nullptr, METH_FASTCALL | METH_KEYWORDS, nullptr};
         static const std::string text = std::string(
                                             "allreduce_(x, op=..., name=None, timeout=None, *, "
@@ -203,10 +209,9 @@ void bind_quick_allreduce(nb::module_& module) {
         method.ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(
             static_cast<_PyCFunctionFastWithKeywords>(&quick_allreduce)));
         method.ml_doc = text.c_str();
-        const nb::object self = nb::make_tuple(otherwise, finish);
-        return nb::steal(PyCFunction_NewEx(&method, self.ptr(), nullptr));
+        return nb::steal(PyCFunction_NewEx(&method, otherwise.ptr(), nullptr));
       },
-      nb::arg("otherwise"), nb::arg("finish"));
+      nb::arg("otherwise"));
 }
 
 }  // namespace ringdl::binding

@@ -1,52 +1,12 @@
 #pragma once
 
-#include <atomic>
 #include <string>
-#include <vector>
 
 #include "collective/collective.h"
+#include "collective/shared_counters.h"
 #include "reduce/join.h"
 
 namespace ringdl {
-
-/// What ranks that share memory count with: monotone, compared by >=, a cache line each. A view of
-/// memory that they all see and that was all zeros when it was given to the first of them.
-class SharedCounters {
- public:
-  using Counter = std::atomic<uint64_t>;
-  static_assert(Counter::is_always_lock_free);
-
-  SharedCounters() = default;
-  SharedCounters(std::byte* memory, int size) : memory_(memory), size_(size) {}
-
-  static size_t bytes(int size) { return kLineBytes * (2 + 3 * static_cast<size_t>(size)); }
-
-  /// Pieces that are reduced.
-  Counter& done() const { return at(0); }
-  /// Ranks that will not look at these counters again.
-  Counter& left() const { return at(1); }
-  /// What a rank has brought.
-  Counter& ready(int rank) const { return at(2 + rank); }
-  /// Pieces of a rank's own part that somebody has taken, or that are reduced.
-  Counter& claimed(int rank) const { return at(2 + size_ + rank); }
-  /// What a rank has taken with it.
-  Counter& copied(int rank) const { return at(2 + 2 * size_ + rank); }
-
- private:
-  static constexpr size_t kLineBytes = 64;
-  Counter& at(int number) const {
-    return *reinterpret_cast<Counter*>(memory_ + kLineBytes * static_cast<size_t>(number));
-  }
-
-  std::byte* memory_ = nullptr;
-  int size_ = 0;
-};
-
-/// Where the ranks that share memory have an array, as this process sees them.
-struct SharedArrays {
-  std::vector<std::byte*> arrays;  // by rank
-  SharedCounters counters;
-};
 
 /// Allreduce of arrays that all ranks can read and write, in one pass: pieces are read from all of
 /// them, reduced in rank order, and written to all. That is one array read and one written per

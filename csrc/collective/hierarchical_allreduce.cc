@@ -170,19 +170,11 @@ bool HierarchicalAllreduce::copy_out(int lane) {
   }
   const Span slab = slabs_.segment(lane, copied);
   if (local_.are_stages || lane != layout_->local_rank) {
-    copy(local_.own + slab.begin, at(lane, lane, copied), slab.bytes);
+    copy_bytes(local_.own + slab.begin, at(lane, lane, copied), slab.bytes, streams_);
+    if (streams_) stream_fence();
   }
   ++copied;
   return true;
-}
-
-void HierarchicalAllreduce::copy(std::byte* into, const std::byte* from, size_t bytes) const {
-  if (streams_) {
-    stream_copy(into, from, bytes);
-    stream_fence();
-  } else {
-    std::memcpy(into, from, bytes);
-  }
 }
 
 int HierarchicalAllreduce::copied_by_this_rank() const {

@@ -6,10 +6,10 @@
 
 #include "collective/codec.h"
 #include "collective/collective.h"
-#include "collective/direct_allreduce.h"
 #include "collective/host_layout.h"
 #include "collective/partition.h"
 #include "collective/reducer.h"
+#include "collective/shared_counters.h"
 #include "reduce/join.h"
 
 namespace ringdl {
@@ -56,7 +56,6 @@ class HierarchicalAllreduce final : public Collective {
   bool reduce_next();
   void go_round(Channel& channel);
   bool copy_out(int lane);
-  void copy(std::byte* into, const std::byte* from, size_t bytes) const;
   int copied_by_this_rank() const;
   bool all_have_copied(int slabs) const;
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "collective/direct_allreduce.h"
 #include "collective/staged_allreduce.h"
 
 namespace ringdl {

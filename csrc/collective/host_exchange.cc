@@ -166,9 +166,9 @@ void HostExchange::begin() {
   tell_taken();
 }
 
-// Past the caches: else, in one job of three, a broadcast of 64 MiB took 32 ms, not 8, as if lines
-// that another core has just written came slowly. Small parts that are reduced are better off
-// there.
+// Past the caches: between cores without a common one, lines that another core has just written
+// come slowly, and a broadcast of 64 MiB took 32 ms, not 8. Small parts that are reduced are better
+// off in the caches.
 bool HostExchange::copy_in() {
   if (in_ == stage_blocks_ || (in_ >= kPlaces && !all_have_taken(in_ - kPlaces + 1))) return false;
   std::byte* const into = stage_.get() + in_ % kPlaces * stride_;
@@ -178,11 +178,7 @@ bool HostExchange::copy_in() {
     if (to == rank_ || begin >= part.bytes) continue;
     const std::byte* const from = exchange_.data + part.begin + begin;
     const size_t length = std::min(block_bytes_, part.bytes - begin);
-    if (exchange_.join && part.bytes < kStreamBytes) {
-      std::memcpy(into + lane_begin(to), from, length);
-    } else {
-      stream_copy(into + lane_begin(to), from, length);
-    }
+    copy_bytes(into + lane_begin(to), from, length, !exchange_.join || part.bytes >= kStreamBytes);
     if (exchange_.is_same) break;
   }
   stream_fence();
@@ -209,14 +205,8 @@ bool HostExchange::take_from(int source) {
   uint64_t& taken = taken_[static_cast<size_t>(source)];
   const int64_t bytes = place(source).bytes;
   if (taken == blocks(bytes) || !is_there(source, taken)) return false;
-  const std::byte* const from = source_of(source, taken);
-  std::byte* const into = output_ + begins_[static_cast<size_t>(source)] + taken * block_bytes_;
-  const size_t length = block_length(bytes, taken);
-  if (streams_) {
-    stream_copy(into, from, length);
-  } else {
-    std::memcpy(into, from, length);
-  }
+  copy_bytes(output_ + begins_[static_cast<size_t>(source)] + taken * block_bytes_,
+             source_of(source, taken), block_length(bytes, taken), streams_);
   ++taken;
   ++moved_;
   return true;
@@ -232,7 +222,7 @@ bool HostExchange::reduce_next() {
     sources.push_back(source_of(source, block));
   }
   std::byte* const target = output_ + block * block_bytes_;
-  (*exchange_.join)(sources, {&target, 1}, block_length(bytes, block), streams_);
+  (*exchange_.join)(sources, {&target, 1}, block_length(bytes, block), streams_ ? 1 : 0);
   for (uint64_t& taken : taken_) ++taken;
   ++moved_;
   return true;
@@ -268,13 +258,8 @@ void HostExchange::tell_taken() {
 
 bool HostExchange::all_have_taken(uint64_t blocks) {
   if (all_have_taken_ >= blocks) return true;
-  uint64_t least = kAll;
-  for (int rank = 0; rank < size(); ++rank) {
-    if (rank != rank_)
-      least = std::min(least, shared_.copied(rank).load(std::memory_order_acquire));
-  }
-  all_have_taken_ = least;
-  return least >= blocks;
+  all_have_taken_ = shared_.least_of_others(rank_, &SharedCounters::copied);
+  return all_have_taken_ >= blocks;
 }
 
 bool HostExchange::all_have_taken_their_parts() {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "collective/collective.h"
-#include "collective/direct_allreduce.h"
 #include "collective/partition.h"
+#include "collective/shared_counters.h"
 #include "reduce/join.h"
 #include "transport/host/window.h"
 

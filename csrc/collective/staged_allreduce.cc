@@ -87,13 +87,8 @@ bool StagedAllreduce::do_next() {
 
 bool StagedAllreduce::all_have_done(uint64_t steps) {
   if (all_have_done_ >= steps) return true;
-  uint64_t least = next_;
-  for (int rank = 0; rank < size(); ++rank) {
-    if (rank != rank_)
-      least = std::min(least, counters_.ready(rank).load(std::memory_order_acquire));
-  }
-  all_have_done_ = least;
-  return least >= steps;
+  all_have_done_ = std::min(next_, counters_.least_of_others(rank_, &SharedCounters::ready));
+  return all_have_done_ >= steps;
 }
 
 std::byte* StagedAllreduce::stage(int rank, uint64_t block) const {
@@ -106,19 +101,11 @@ Span StagedAllreduce::chunk(int rank, uint64_t block) const {
   return {begin, std::min(chunk_bytes_, length - begin)};
 }
 
-void StagedAllreduce::copy(std::byte* into, const std::byte* from, size_t bytes) const {
-  if (streams_) {
-    stream_copy(into, from, bytes);
-  } else {
-    std::memcpy(into, from, bytes);
-  }
-}
-
 void StagedAllreduce::copy_in(uint64_t block) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const Span part = chunk(rank, block);
-    copy(stage(rank_, block) + part.begin, array(block) + part.begin, part.bytes);
+    copy_bytes(stage(rank_, block) + part.begin, array(block) + part.begin, part.bytes, streams_);
   }
   if (streams_) stream_fence();
 }
@@ -138,7 +125,7 @@ void StagedAllreduce::copy_out(uint64_t block) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const Span part = chunk(rank, block);
-    copy(array(block) + part.begin, stage(rank, block) + part.begin, part.bytes);
+    copy_bytes(array(block) + part.begin, stage(rank, block) + part.begin, part.bytes, streams_);
   }
   if (streams_) stream_fence();
 }

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "collective/collective.h"
-#include "collective/direct_allreduce.h"
 #include "collective/partition.h"
+#include "collective/shared_counters.h"
 #include "reduce/join.h"
 
 namespace ringdl {
@@ -35,7 +35,6 @@ class StagedAllreduce final : public Collective {
   int size() const { return static_cast<int>(stages_.size()); }
   bool all_have_done(uint64_t steps);
   bool do_next();
-  void copy(std::byte* into, const std::byte* from, size_t bytes) const;
   void copy_in(uint64_t block) const;
   void reduce(uint64_t block) const;
   void copy_out(uint64_t block) const;

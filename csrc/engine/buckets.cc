@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "collective/direct_allreduce.h"
 #include "collective/hierarchical_allreduce.h"
 #include "collective/ring_allreduce.h"
 #include "engine/engine.h"

@@ -1,16 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "collective/collective.h"
-#include "collective/host_layout.h"
+#include "collective/choice.h"
 #include "engine/group.h"
 #include "engine/wire.h"
-#include "transport/host/window.h"
 
 namespace ringdl {
 
@@ -41,6 +38,9 @@ struct Call {
   void* output = nullptr;
 };
 
+/// The first dimension.
+int64_t rows_of(const Call& call);
+
 /// Bytes of one row, along the first dimension. Where rows may be uneven but hold nothing, each
 /// counts as one byte, so that lengths tell how many there are.
 size_t row_bytes(const Call& call);
@@ -53,18 +53,5 @@ uint64_t digest_of(const Call& call);
 
 /// What other ranks are told of a call. Leaves out the algorithm.
 Description describe(const Call& call);
-
-/// The state machine that carries a call out.
-/// @param data  as in Engine::submit()
-/// @param group  the call's, never null
-/// @param segment_bytes  what travels and is reduced at once
-/// @param window  through which ranks of the group share memory; null if none do
-/// @param layout  which ranks of the group do
-/// @throws UsageError  a root that is no rank, splits that do not fit, an array too large for the
-/// algorithm, or ranks too far apart for it
-std::unique_ptr<Collective> make_collective(const Call& call, const Description& description,
-                                            void* data, const Group& group, size_t segment_bytes,
-                                            const std::shared_ptr<Window>& window,
-                                            const SharedLayout& layout);
 
 }  // namespace ringdl

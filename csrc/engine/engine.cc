@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "collective/host_allreduce.h"
 #include "collective/slot_allreduce.h"
+#include "engine/make_collective.h"
 
 namespace ringdl {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "collective/choice.h"
 #include "collective/codec.h"
-#include "collective/direct_allreduce.h"
 #include "collective/host_layout.h"
+#include "collective/shared_counters.h"
 #include "collective/slots.h"
 #include "engine/call.h"
 #include "engine/channels.h"
@@ -26,6 +26,7 @@
 #include "engine/waiting.h"
 #include "engine/watchdog.h"
 #include "engine/work.h"
+#include "transport/host/window.h"
 #include "transport/transport.h"
 
 namespace ringdl {

@@ -127,7 +127,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
 
 bool Engine::wait_briefly(const std::shared_ptr<Work>& work) {
   if (!work->ended()) {
-    Lock lock = lock_for_call();
+    Lock lock(mutex_);  // of who has just submitted it; another thread may shut down meanwhile
     const int64_t begin = now_ns();
     bool is_over = false;
     progress_until(

@@ -40,11 +40,7 @@ void Join::operator()(std::span<const std::byte* const> sources,
       reduce(block, sources, begin, part);
     }
     for (size_t i = 0; i < targets.size(); ++i) {
-      if (i < streamed) {
-        stream_copy(targets[i] + begin, block, part);
-      } else {
-        std::memcpy(targets[i] + begin, block, part);
-      }
+      copy_bytes(targets[i] + begin, block, part, i < streamed);
     }
   }
   if (streamed > 0) stream_fence();

@@ -45,4 +45,12 @@ void stream_fence() {}
 
 #endif
 
+void copy_bytes(std::byte* into, const std::byte* from, size_t bytes, bool streams) {
+  if (streams) {
+    stream_copy(into, from, bytes);
+  } else {
+    std::memcpy(into, from, bytes);
+  }
+}
+
 }  // namespace ringdl

@@ -11,6 +11,9 @@ inline constexpr size_t kStreamBytes = 8 << 20;
 /// traffic where nobody reads the target soon. Call stream_fence() before publishing the data.
 void stream_copy(std::byte* into, const std::byte* from, size_t bytes);
 
+/// stream_copy() or memcpy().
+void copy_bytes(std::byte* into, const std::byte* from, size_t bytes, bool streams);
+
 /// Orders streamed stores before all later ones.
 void stream_fence();
 

@@ -1,14 +1,8 @@
-// Memory that ranks of one host share: who has which part, other processes, and works on it.
+// Works in memory that ranks of one host share: in slots, direct, hierarchical, buckets.
 
 #include <sched.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <cmath>
 #include <cstring>
-#include <map>
-#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -22,7 +16,6 @@
 #include "collective/slot_allreduce.h"
 #include "ranks.h"
 #include "reduce/join.h"
-#include "reduce/stream.h"
 #include "transport/host/window.h"
 
 using namespace ringdl;
@@ -30,214 +23,6 @@ using namespace ringdl;
 namespace {
 
 constexpr int64_t kTimeout = 20 * kSecond;
-
-void test_heap() {
-  constexpr uint64_t kEnd = 100000;
-  Heap heap(64, kEnd);
-  std::mt19937_64 random(1);
-  std::map<uint64_t, uint64_t> held;  // begin -> bytes
-  for (int i = 0; i < 20000; ++i) {
-    if (!held.empty() && random() % 2 == 0) {
-      auto one = held.begin();
-      std::advance(one, static_cast<int64_t>(random() % held.size()));
-      heap.give_back(one->first);
-      held.erase(one);
-      continue;
-    }
-    const uint64_t bytes = random() % 3000;
-    const auto begin = heap.take(bytes, 64);
-    if (!begin) continue;
-    const auto after = held.upper_bound(*begin);
-    bool is_free = *begin >= 64 && *begin % 64 == 0 && *begin + bytes <= kEnd;
-    if (after != held.end()) is_free &= *begin + bytes <= after->first;
-    if (after != held.begin()) {
-      is_free &= std::prev(after)->first + std::prev(after)->second <= *begin;
-    }
-    CHECK(is_free);
-    held[*begin] = bytes;
-  }
-  for (const auto& [begin, bytes] : held) heap.give_back(begin);
-  CHECK(heap.take(kEnd - 64, 64).has_value());
-  CHECK(!heap.take(1, 64).has_value());
-}
-
-void test_memory_is_given_back() {
-  const auto windows = check::connected_windows(2, 8 << 20);
-  Window& window = *windows[0];
-  CHECK(!window.offset_of(&window, 1).has_value());
-  std::shared_ptr<std::byte> large = window.allocate(5 << 20);
-  CHECK_EQ(reinterpret_cast<uintptr_t>(large.get()) % 64, 0u);
-  const uint64_t offset = *window.offset_of(large.get(), 5 << 20);
-  CHECK(!window.offset_of(large.get(), 8 << 20).has_value());
-  CHECK_EQ(windows[1]->at(0, offset), large.get());
-  CHECK_THROWS(window.allocate(5 << 20), std::bad_alloc, "");
-  std::memset(large.get(), 1, 5 << 20);
-  large.reset();
-  large = window.allocate(5 << 20);
-  CHECK_EQ(*window.offset_of(large.get(), 1), offset);
-  CHECK(large.get()[2 << 20] == std::byte{0});  // its pages went back to the system
-}
-
-void test_stages_are_kept_for_the_next() {
-  const auto windows = check::connected_windows(2, 8 << 20);
-  Window& window = *windows[0];
-  std::shared_ptr<std::byte> stage = window.allocate(3 << 20);
-  const uint64_t offset = *window.offset_of(stage.get(), 1);
-  stage.get()[1 << 20] = std::byte{1};
-  stage.reset();
-  std::shared_ptr<std::byte> other = window.allocate(2 << 20);
-  CHECK(*window.offset_of(other.get(), 1) != offset);
-  stage = window.allocate(3 << 20);
-  CHECK_EQ(*window.offset_of(stage.get(), 1), offset);
-  CHECK(stage.get()[1 << 20] == std::byte{1});
-  stage.reset();
-  other.reset();
-  stage = window.allocate(7 << 20);  // for which there is room without them
-  CHECK(stage.get()[1 << 20] == std::byte{0});
-}
-
-void test_kept_until_counted() {
-  const auto windows = check::connected_windows(2, 1 << 20);
-  std::atomic<uint64_t> counter = 0;
-  std::shared_ptr<std::byte> memory = windows[0]->allocate(64);
-  const std::weak_ptr<std::byte> look = memory;
-  windows[0]->free_once(std::move(memory), counter, 2);
-  CHECK(!look.expired());
-  counter = 2;
-  windows[0]->free_once(windows[0]->allocate(64), counter, 2);
-  CHECK(look.expired());
-}
-
-// Not by fork alone: what a child inherits it need not map.
-void test_other_processes() {
-  auto segment = Segment::create(1 << 20);
-  const Segment::Address address = segment->address();
-  segment->data()[4096] = std::byte{7};
-  const pid_t child = fork();
-  if (child == 0) {
-    const auto theirs = Segment::open(address);
-    if (!theirs || theirs->data() == segment->data()) _exit(1);
-    if (theirs->data()[4096] != std::byte{7}) _exit(2);
-    theirs->data()[8192] = std::byte{8};
-    Segment::Address other = address;
-    ++other.nonce;
-    if (Segment::open(other)) _exit(3);
-    other = address;
-    other.bytes *= 2;
-    if (Segment::open(other)) _exit(4);
-    other = address;
-    other.descriptor = 9999;
-    if (Segment::open(other)) _exit(5);
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  CHECK(WIFEXITED(status));
-  CHECK_EQ(WEXITSTATUS(status), 0);
-  CHECK(segment->data()[8192] == std::byte{8});
-  segment.reset();
-  CHECK(!Segment::open(address));
-}
-
-// A child that lets go of what it inherited leaves the parent's memory alone.
-void test_forked_children_free_nothing() {
-  const auto windows = check::connected_windows(1, 8 << 20);
-  std::shared_ptr<std::byte> memory = windows[0]->allocate(4 << 20);
-  std::memset(memory.get(), 1, 4 << 20);
-  const pid_t child = fork();
-  if (child == 0) {
-    memory.reset();
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  CHECK(memory.get()[2 << 20] == std::byte{1});
-}
-
-void test_stream_copy() {
-  std::vector<std::byte> from(5000);
-  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7);
-  for (const size_t begin : {0, 1, 63, 64}) {
-    for (const size_t bytes : {0, 1, 63, 64, 65, 200, 4096, 4500}) {
-      std::vector<std::byte> into(5000, std::byte{1});
-      stream_copy(into.data() + begin, from.data() + 3, bytes);
-      stream_fence();
-      CHECK(std::memcmp(into.data() + begin, from.data() + 3, bytes) == 0);
-      CHECK(begin == 0 || into[begin - 1] == std::byte{1});
-      CHECK(into[begin + bytes] == std::byte{1});
-    }
-  }
-}
-
-// Wider than 16 bits: the same bits as one kernel after the other.
-void test_join_is_the_kernels_in_order() {
-  std::mt19937_64 random(2);
-  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kInt64, DType::kInt32,
-                            DType::kInt16, DType::kInt8, DType::kUInt8, DType::kBool}) {
-    for (int r = 0; r < kReductionCount; ++r) {
-      const auto reduction = static_cast<Reduction>(r);
-      const Kernels kernels = find_kernels(dtype, reduction);
-      for (const size_t count : {1, 3, 64, 1000, 5001}) {
-        for (const size_t sources_count : {1, 2, 3, 5}) {
-          const size_t bytes = count * item_bytes(dtype);
-          std::vector<std::vector<std::byte>> arrays(sources_count,
-                                                     std::vector<std::byte>(bytes + 8));
-          std::vector<const std::byte*> sources;
-          std::vector<std::byte*> targets;
-          for (auto& array : arrays) {
-            for (auto& byte : array) byte = static_cast<std::byte>(random());
-            sources.push_back(array.data() + 8);
-            targets.push_back(array.data() + 8);
-          }
-          std::vector<std::byte> expected(sources[0], sources[0] + bytes);
-          for (size_t i = 1; i < sources_count; ++i) {
-            if (i + 1 < sources_count) {
-              kernels.combine(expected.data(), sources[i], count);
-            } else {
-              kernels.finish(expected.data(), sources[i], count,
-                             static_cast<int64_t>(sources_count));
-            }
-          }
-          const Join join(dtype, reduction, static_cast<int64_t>(sources_count));
-          join(sources, targets, bytes, count % (targets.size() + 1));
-          for (std::byte* const target : targets) {
-            CHECK(std::memcmp(target, expected.data(), bytes) == 0);
-          }
-        }
-      }
-    }
-  }
-}
-
-// 16 bits: 256 ones and a hundred tiny numbers that rounding in between would lose.
-void test_join_rounds_once() {
-  constexpr uint16_t kOne = 0x3f80;
-  constexpr uint16_t kTiny = 0x3a80;  // 2^-10: half of the last bit of 1 is 2^-9
-  for (const bool streams : {false, true}) {
-    std::vector<uint16_t> ones(300, kOne);
-    std::vector<uint16_t> tinies(300, kTiny);
-    const auto* one = reinterpret_cast<const std::byte*>(ones.data());
-    const auto* tiny = reinterpret_cast<const std::byte*>(tinies.data());
-    std::vector<const std::byte*> sources(9, tiny);
-    sources[0] = one;
-    std::vector<uint16_t> result(300);
-    std::byte* const target = reinterpret_cast<std::byte*>(result.data());
-    Join(DType::kBFloat16, Reduction::kSum, 9)(sources, {&target, 1}, 600, streams);
-    CHECK_EQ(result[0], 0x3f81);  // 1 + 8 * 2^-10 = 1 + 2^-7
-    CHECK_EQ(result[299], 0x3f81);
-  }
-  for (int bits = 0; bits < 0x10000; ++bits) {
-    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      const auto narrow = static_cast<uint16_t>(bits);
-      uint16_t back = 0;
-      float wide = 0;
-      find_widening(dtype).widen(&wide, &narrow, 1);
-      find_widening(dtype).narrow(&back, &wide, 1);
-      const bool is_nan = std::isnan(wide);
-      CHECK_EQ(back, is_nan ? (dtype == DType::kFloat16 ? 0x7e00 : 0x7fc0) : narrow);
-    }
-  }
-}
 
 // Ranks put and pass at random, at any pace: all find the same of each instance, and what was put.
 void test_slots() {
@@ -510,21 +295,12 @@ void test_buckets_without_messages() {
 }  // namespace
 
 int main() {
-  test_heap();
-  test_memory_is_given_back();
-  test_stages_are_kept_for_the_next();
-  test_kept_until_counted();
-  test_other_processes();
-  test_forked_children_free_nothing();
-  test_stream_copy();
-  test_join_is_the_kernels_in_order();
-  test_join_rounds_once();
   test_slots();
   test_slots_passed_over();
-  test_pieces_are_taken_over();
   test_direct_works();
-  test_buckets_without_messages();
+  test_pieces_are_taken_over();
   test_hierarchical_works();
   test_hierarchical_buckets();
+  test_buckets_without_messages();
   return check::report();
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -57,6 +57,14 @@ def random_array(rank: int, count: int, dtype: np.dtype[Any], op: Reduction, see
     if op == ringdl.Product:
         values = np.sign(values) * 2.0 ** rng.uniform(-1, 1, count)
     return values.astype(dtype)
+
+
+def dtypes_and_reductions(*counts: int) -> Iterator[tuple[int, np.dtype[Any], ringdl.Reduction]]:
+    """Every dtype at every count; every reduction where counts are small, else the average."""
+    for count in counts:
+        for dtype in DTYPES:
+            for op in REDUCTIONS if count < 10_000 else (ringdl.Average,):
+                yield count, dtype, op
 
 
 def reduced(arrays: Sequence[Array], op: Reduction) -> Expected:

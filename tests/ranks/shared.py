@@ -11,7 +11,7 @@ import numpy as np
 
 import ringdl
 from ringdl import Communicator
-from tests.ranks.reference import DTYPES, REDUCTIONS, Array, random_array, reduced
+from tests.ranks.reference import DTYPES, Array, dtypes_and_reductions, random_array, reduced
 from tests.ranks.support import LARGE, assert_same_bits, bits, expect, needs, shares_memory
 
 
@@ -52,19 +52,17 @@ def check_ranks_share_memory(comm: Communicator) -> None:
 
 @needs(ranks=2)
 def check_every_dtype_and_reduction(comm: Communicator) -> None:
-    for count in (8193, 65_537):
-        for dtype in DTYPES:
-            for op in REDUCTIONS if count < 10_000 else (ringdl.Average,):
-                arrays = [random_array(r, count, dtype, op, 3) for r in range(comm.size)]
-                mine = shared(comm, arrays[comm.rank])
-                algorithm = "direct" if shares_memory(comm) else "ring"
-                assert comm.allreduce_(mine, op, algorithm=algorithm) is mine
-                what = f"{op.name} of {count} {dtype}"
-                reduced(arrays, op).check(mine, what)
-                assert_same_bits(comm, mine)
-                again = shared(comm, arrays[comm.rank])
-                comm.allreduce_(again, op, algorithm=algorithm)
-                assert bits(again) == bits(mine), f"{what}: other bits in a second run"
+    for count, dtype, op in dtypes_and_reductions(8193, 65_537):
+        arrays = [random_array(r, count, dtype, op, 3) for r in range(comm.size)]
+        mine = shared(comm, arrays[comm.rank])
+        algorithm = "direct" if shares_memory(comm) else "ring"
+        assert comm.allreduce_(mine, op, algorithm=algorithm) is mine
+        what = f"{op.name} of {count} {dtype}"
+        reduced(arrays, op).check(mine, what)
+        assert_same_bits(comm, mine)
+        again = shared(comm, arrays[comm.rank])
+        comm.allreduce_(again, op, algorithm=algorithm)
+        assert bits(again) == bits(mine), f"{what}: other bits in a second run"
 
 
 @needs(ranks=2)

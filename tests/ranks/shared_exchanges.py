@@ -11,7 +11,7 @@ import numpy as np
 
 import ringdl
 from ringdl import Communicator, Work
-from tests.ranks.reference import DTYPES, REDUCTIONS, Array, random_array, reduced
+from tests.ranks.reference import REDUCTIONS, Array, dtypes_and_reductions, random_array, reduced
 from tests.ranks.support import LARGE, assert_same_bits, bits, expect, needs, shares_memory
 
 
@@ -71,17 +71,15 @@ def check_every_kind(comm: Communicator) -> None:
 @needs(ranks=2)
 def check_every_dtype_and_reduction(comm: Communicator) -> None:
     """The same bits wherever the arrays are, and in a second run."""
-    for count in (8193, 70_001):
-        for dtype in DTYPES:
-            for op in REDUCTIONS if count < 10_000 else (ringdl.Average,):
-                arrays = [random_array(r, count, dtype, op, 3) for r in range(comm.size)]
-                part = dealt(count, comm.size, comm.rank)
-                results = [
-                    comm.reducescatter(placed(comm, arrays[comm.rank], ordinary), op)
-                    for ordinary in places(comm)
-                ]
-                reduced([a[part] for a in arrays], op).check(results[0], f"{op.name} of {dtype}")
-                assert len({bits(result) for result in results}) == 1, f"{op.name} of {dtype}"
+    for count, dtype, op in dtypes_and_reductions(8193, 70_001):
+        arrays = [random_array(r, count, dtype, op, 3) for r in range(comm.size)]
+        part = dealt(count, comm.size, comm.rank)
+        results = [
+            comm.reducescatter(placed(comm, arrays[comm.rank], ordinary), op)
+            for ordinary in places(comm)
+        ]
+        reduced([a[part] for a in arrays], op).check(results[0], f"{op.name} of {dtype}")
+        assert len({bits(result) for result in results}) == 1, f"{op.name} of {dtype}"
 
 
 @needs(ranks=2)

@@ -33,3 +33,38 @@ def test_importing_takes_less_time_than_importing_numpy() -> None:
             seconds[module] = min(best, float(output_of(MEASURE.format(module))))
     assert seconds["ringdl"] < 0.75 * seconds["numpy"], seconds
     assert seconds["ringdl"] < 0.2, seconds
+
+
+def test_threads_that_call_while_another_shuts_down() -> None:
+    """The short way keeps the communicator alive for as long as it is in it."""
+    output_of(
+        "import sys, threading, time, numpy, ringdl\n"
+        "sys.setswitchinterval(1e-6)\n"
+        "x, end = numpy.ones(8), time.monotonic() + 2\n"
+        "def call():\n"
+        "    while time.monotonic() < end:\n"
+        "        try: ringdl.allreduce_(x)\n"
+        "        except ringdl.Error: pass\n"
+        "threads = [threading.Thread(target=call) for _ in range(3)]\n"
+        "for thread in threads: thread.start()\n"
+        "while time.monotonic() < end:\n"
+        "    ringdl.init(); time.sleep(0.0002); ringdl.shutdown()\n"
+        "for thread in threads: thread.join()\n"
+    )
+
+
+def test_threads_whose_first_calls_meet() -> None:
+    """The first call looks at NumPy by an import, which may let another thread run."""
+    output_of(
+        "import builtins, threading, time, numpy, ringdl\n"
+        "ringdl.init()\n"
+        "load = builtins.__import__\n"
+        "def load_slowly(name, *arguments):\n"
+        "    if name == 'numpy': time.sleep(0.1)\n"
+        "    return load(name, *arguments)\n"
+        "builtins.__import__ = load_slowly\n"
+        "arrays = [numpy.ones(3) for _ in range(3)]\n"
+        "threads = [threading.Thread(target=ringdl.allreduce_, args=[x]) for x in arrays]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+    )

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+
+#include "collective/collective.h"
+#include "collective/host_layout.h"
+#include "engine/call.h"
+#include "transport/host/window.h"
+
+namespace ringdl {
+
+/// The state machine that carries a call out.
+/// @param data  as in Engine::submit()
+/// @param group  the call's, never null
+/// @param segment_bytes  what travels and is reduced at once
+/// @param window  through which ranks of the group share memory; null if none do
+/// @param layout  which ranks of the group do
+/// @throws UsageError  a root that is no rank, splits that do not fit, an array too large for the
+/// algorithm, or ranks too far apart for it
+std::unique_ptr<Collective> make_collective(const Call& call, const Description& description,
+                                            void* data, const Group& group, size_t segment_bytes,
+                                            const std::shared_ptr<Window>& window,
+                                            const SharedLayout& layout);
+
+}  // namespace ringdl
