@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "reduce/stream.h"
-
 namespace ringdl {
 namespace {
 
@@ -84,8 +82,7 @@ void DirectAllreduce::reduce(uint64_t piece) {
     sources.push_back(array + begin);
     targets.push_back(array + begin);
   }
-  join_(sources, targets, std::min(piece_bytes_, bytes_ - begin),
-        bytes_ >= kStreamBytes ? targets.size() : 0);
+  join_(sources, targets, std::min(piece_bytes_, bytes_ - begin));
   shared_.counters.done().fetch_add(1, std::memory_order_acq_rel);
   ++reduced_;
 }

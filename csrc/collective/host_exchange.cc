@@ -222,7 +222,7 @@ bool HostExchange::reduce_next() {
     sources.push_back(source_of(source, block));
   }
   std::byte* const target = output_ + block * block_bytes_;
-  (*exchange_.join)(sources, {&target, 1}, block_length(bytes, block), streams_ ? 1 : 0);
+  (*exchange_.join)(sources, {&target, 1}, block_length(bytes, block), streams_);
   for (uint64_t& taken : taken_) ++taken;
   ++moved_;
   return true;

@@ -118,7 +118,7 @@ void StagedAllreduce::reduce(uint64_t block) const {
     sources.push_back(rank == rank_ ? own : stage(rank, block) + part.begin);
   }
   const std::array targets = {own, stage(rank_, block) + part.begin};
-  join_(sources, targets, part.bytes, streams_ ? targets.size() : 0);
+  join_(sources, targets, part.bytes, streams_);
 }
 
 void StagedAllreduce::copy_out(uint64_t block) const {

@@ -18,10 +18,11 @@ class Join {
 
   /// targets[t][i] = (sources[0][i] ∘ sources[1][i] ∘ ...) / divisor for all t. A target may be one
   /// of the sources, but not overlap another way. At least one source.
-  /// @param streamed  so many targets, the first ones, are not read soon (see stream.h); if there
-  /// are any, this ends with the fence
+  /// @param streams  targets that are none of the sources are not read soon (see stream.h); this
+  /// ends with the fence then. Where a source was, its line is in a cache already: written there,
+  /// it costs no more traffic, and less time than past the cache.
   void operator()(std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
-                  size_t bytes, size_t streamed = 0) const;
+                  size_t bytes, bool streams = false) const;
 
  private:
   void reduce(std::byte* block, std::span<const std::byte* const> sources, size_t begin,
