@@ -24,6 +24,10 @@ class Collective {
   /// Posts receives that may be posted before this rank's data is there. Optional.
   virtual void prepare(Channel&) {}
 
+  /// Whether its first message to the next rank waits for nothing from that rank. The header goes
+  /// with it then; else it goes alone, at once.
+  virtual bool greets_next() const { return false; }
+
   /// Does what can be done now. True once nothing is left to do on this rank: its result is there
   /// and its messages have ended. Not to be called after that.
   virtual bool step(Channel& channel) = 0;

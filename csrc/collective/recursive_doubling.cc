@@ -8,11 +8,14 @@ namespace ringdl {
 
 // With F the largest power of two that is at most P, the first 2(P-F) ranks are pairs of an even
 // rank, which hands its array in, and an odd one, which adds it. The F ranks that are left are
-// numbered in order and exchange with the partner whose number differs in bit 0, 1, ...: after
-// round k, 2^k neighbours in that order have the same bits. So every edge carries at most one
-// message in each direction. combine() writes its left operand, which must be the lower rank's: the
-// lower one adds into the array that it has, once that has left; the higher one into the slot that
-// it has received, which becomes what it has.
+// numbered in order. In round k they are taken in blocks of 2^(k+1): each exchanges with its mirror
+// image in the block, after which a block has the same bits. So every edge carries at most one
+// message in each direction, and who is next to whom in the order meets in some round: the header
+// for the next rank goes with a message that is sent anyway, but for the edges to the pairs.
+//
+// combine() writes its left operand, which must be the lower rank's: the lower one adds into the
+// array that it has, once that has left; the higher one into the slot that it has received, which
+// becomes what it has.
 
 RecursiveDoubling::RecursiveDoubling(std::byte* data, size_t bytes, Reducer reducer, int rank,
                                      int size)
@@ -32,7 +35,7 @@ RecursiveDoubling::RecursiveDoubling(std::byte* data, size_t bytes, Reducer redu
   if (hands_out_) partners_.push_back(rank - 1);
   const int number = paired ? rank / 2 : rank - extra;
   for (int bit = 1; bit < full; bit *= 2) {
-    const int other = number ^ bit;
+    const int other = number ^ (2 * bit - 1);
     partners_.push_back(other < extra ? 2 * other + 1 : other + extra);
   }
   scratch_ = Buffer(partners_.size() * slot_bytes_);
@@ -43,6 +46,12 @@ void RecursiveDoubling::prepare(Channel& channel) {
   for (size_t round = 0; round < partners_.size(); ++round) {
     channel.receive(partners_[round], slot(round), bytes_);
   }
+}
+
+bool RecursiveDoubling::greets_next() const {
+  const int next = (rank_ + 1) % size_;
+  if (hands_in_) return true;
+  return std::find(partners_.begin(), partners_.end(), next) != partners_.end();
 }
 
 bool RecursiveDoubling::hand_in(Channel& channel) {

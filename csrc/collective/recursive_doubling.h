@@ -30,6 +30,7 @@ class RecursiveDoubling final : public Collective {
   RecursiveDoubling(std::byte* data, size_t bytes, Reducer reducer, int rank, int size);
 
   void prepare(Channel& channel) override;
+  bool greets_next() const override;
   bool step(Channel& channel) override;
   std::string describe() const override;
 

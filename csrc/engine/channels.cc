@@ -25,9 +25,15 @@ void KeyedChannel::send(int to, const void* data, size_t bytes) {
   edge.stream.add(const_cast<void*>(data), bytes);
   if (edge.greeted) {
     start_send(to, edge, edge.stream.next() - 1);
-  } else if (to != next()) {
+  } else if (to != next() || announced_) {
     greet(to, edge);
   }
+}
+
+void KeyedChannel::announce(bool can_wait) {
+  announced_ = true;
+  Edge& edge = out_[next()];
+  if (!can_wait || edge.stream.next() > 0) greet(next(), edge);
 }
 
 void KeyedChannel::greet(int to, Edge& edge) {

@@ -51,7 +51,8 @@ class KeyedChannel final : public Channel, public Completion {
   bool agreed() const override { return agreed_; }  // the previous rank
 
   /// Sends this rank's header to the next rank, with the first message if that is inline.
-  void announce() { greet(next(), out_[next()]); }
+  /// @param can_wait  for that message, if there is none yet
+  void announce(bool can_wait);
 
   /// The header of rank `from` has come and agrees.
   void agree(int from, const Description& theirs);
@@ -107,6 +108,7 @@ class KeyedChannel final : public Channel, public Completion {
   Key key_;
   Description description_;
   std::function<void()> touch_;
+  bool announced_ = false;
   bool agreed_ = false;
   std::map<int, Edge> out_;
   std::map<int, Edge> in_;

@@ -1,5 +1,6 @@
 #include "engine/control.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -8,11 +9,24 @@
 namespace ringdl {
 namespace {
 
-// The sender's rank travels in the message: receives are posted for any rank.
+// What each message begins with: receives are posted for any rank.
 struct Sender {
   int32_t rank;
+  uint32_t number;  // of the message, among those from this rank to that one
   uint32_t has_description;
 };
+
+Sender sender_of(const std::vector<std::byte>& bytes) {
+  Sender sender;
+  std::memcpy(&sender, bytes.data(), sizeof(sender));
+  return sender;
+}
+
+template <class T>
+void put(std::vector<std::unique_ptr<T>>& table, Ticket ticket, std::unique_ptr<T> value) {
+  if (table.size() <= ticket) table.resize(ticket + 1);
+  table[ticket] = std::move(value);
+}
 
 bool has_description(MessageType type) {
   return type == MessageType::kSubmit || type == MessageType::kBlocked;
@@ -21,16 +35,20 @@ bool has_description(MessageType type) {
 }  // namespace
 
 ControlPlane::ControlPlane(Transport& transport, std::function<void(const ControlMessage&)> handle)
-    : transport_(transport), handle_(std::move(handle)) {
+    : transport_(transport),
+      handle_(std::move(handle)),
+      peers_(static_cast<size_t>(transport.size())) {
   for (int i = 0; i < kPostedReceives; ++i) post(std::make_unique<Envelope>());
 }
 
 void ControlPlane::post(std::unique_ptr<Envelope> envelope) {
-  envelope->arrived = false;
   envelope->bytes.resize(sizeof(Sender) + kMaxControlBytes);
-  envelope->ticket = transport_.receive(Transport::kAnyRank, kTag, envelope->bytes.data(),
-                                        envelope->bytes.size(), *this);
-  posted_.push_back(std::move(envelope));
+  const Ticket ticket = transport_.receive(envelope->from, kTag, envelope->bytes.data(),
+                                           envelope->bytes.size(), *this);
+  for (Near& near : near_) {
+    if (near.rank == envelope->from) near.receive = ticket;
+  }
+  put(incoming_, ticket, std::move(envelope));
 }
 
 void ControlPlane::send(int to, MessageHead head, const Description* description,
@@ -42,7 +60,8 @@ void ControlPlane::send(int to, MessageHead head, const Description* description
     envelope = std::move(spare_.back());
     spare_.pop_back();
   }
-  const Sender sender{transport_.rank(), description != nullptr ? 1u : 0u};
+  const Sender sender{transport_.rank(), peers_[static_cast<size_t>(to)].sent++,
+                      description != nullptr ? 1u : 0u};
   head.payload_bytes = static_cast<uint32_t>(payload_bytes);
   envelope->bytes.clear();
   const auto append = [&](const void* data, size_t bytes) {
@@ -58,8 +77,7 @@ void ControlPlane::send(int to, MessageHead head, const Description* description
   ++sending_;
   const Ticket ticket =
       transport_.send(to, kTag, envelope->bytes.data(), envelope->bytes.size(), *this);
-  if (outgoing_.size() <= ticket) outgoing_.resize(ticket + 1);
-  outgoing_[ticket] = std::move(envelope);
+  put(outgoing_, ticket, std::move(envelope));
 }
 
 void ControlPlane::ended(Ticket ticket) {
@@ -68,25 +86,62 @@ void ControlPlane::ended(Ticket ticket) {
     --sending_;
     return;
   }
-  for (auto& envelope : posted_) {
-    if (envelope->arrived || envelope->ticket != ticket) continue;
-    envelope->arrived = true;
-    break;
+  std::unique_ptr<Envelope> envelope = std::move(incoming_[ticket]);
+  arrived(*envelope);
+  post(std::move(envelope));
+}
+
+void ControlPlane::arrived(const Envelope& envelope) {
+  const Sender sender = sender_of(envelope.bytes);
+  Peer& peer = peers_[static_cast<size_t>(sender.rank)];
+  ++messages_received_;
+  if (envelope.from == Transport::kAnyRank && ++peer.heard == kHeardBefore) {
+    peer.heard = 0;
+    make_near(sender.rank);
   }
-  while (!posted_.empty() && posted_.front()->arrived) {
-    std::unique_ptr<Envelope> envelope = std::move(posted_.front());
-    posted_.pop_front();
-    ++messages_received_;
-    read(*envelope);
-    post(std::move(envelope));
+  for (Near& near : near_) {
+    if (near.rank == sender.rank) near.heard_at = messages_received_;
+  }
+  if (sender.number != peer.read) {
+    peer.early.emplace(sender.number, envelope.bytes);
+    return;
+  }
+  ++peer.read;
+  read(envelope.bytes);
+  for (auto next = peer.early.find(peer.read); next != peer.early.end();
+       next = peer.early.find(peer.read)) {
+    const std::vector<std::byte> bytes = std::move(next->second);
+    peer.early.erase(next);
+    ++peer.read;
+    read(bytes);
   }
 }
 
-void ControlPlane::read(const Envelope& envelope) {
-  const std::byte* at = envelope.bytes.data();
-  const auto take = [&at](void* into, size_t bytes) {
-    std::memcpy(into, at, bytes);
-    at += bytes;
+// Instead of the one that has been silent for longest, if there are enough.
+void ControlPlane::make_near(int rank) {
+  for (const Near& near : near_) {
+    if (near.rank == rank) return;
+  }
+  if (near_.size() == kNear) {
+    const auto oldest =
+        std::min_element(near_.begin(), near_.end(),
+                         [](const Near& a, const Near& b) { return a.heard_at < b.heard_at; });
+    const Ticket receive = oldest->receive;
+    near_.erase(oldest);
+    const std::unique_ptr<Envelope> envelope = std::move(incoming_[receive]);
+    if (!transport_.withdraw(receive)) arrived(*envelope);
+  }
+  near_.push_back({rank, 0, messages_received_});
+  auto envelope = std::make_unique<Envelope>();
+  envelope->from = rank;
+  post(std::move(envelope));
+}
+
+void ControlPlane::read(const std::vector<std::byte>& bytes) {
+  const std::byte* at = bytes.data();
+  const auto take = [&at](void* into, size_t count) {
+    std::memcpy(into, at, count);
+    at += count;
   };
   Sender sender;
   ControlMessage message{};
@@ -105,10 +160,10 @@ void ControlPlane::read(const Envelope& envelope) {
 }
 
 void ControlPlane::close() {
-  while (!posted_.empty()) {
-    if (!posted_.back()->arrived) transport_.withdraw(posted_.back()->ticket);
-    posted_.pop_back();
+  for (Ticket ticket = 0; ticket < incoming_.size(); ++ticket) {
+    if (incoming_[ticket]) transport_.withdraw(ticket);
   }
+  incoming_.clear();
 }
 
 }  // namespace ringdl

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -19,6 +19,10 @@ struct ControlMessage {
 };
 
 /// Sends and receives control messages: always accepted, in order per sender, copied when sent.
+///
+/// Receives are posted for any rank, which MPI is bad at: the transport has to look for messages
+/// before it can post. So a rank that writes often gets a receive of its own, up to eight of them;
+/// messages are numbered, as two receives may then end in another order than they were sent.
 class ControlPlane final : public Completion {
  public:
   static constexpr int kTag = 0;
@@ -45,18 +49,38 @@ class ControlPlane final : public Completion {
   /// Enough for a burst to be taken in one poll; what exceeds it waits in the MPI library.
   static constexpr int kPostedReceives = 16;
 
+  /// So many ranks have a receive of their own, each once so many of its messages came without.
+  static constexpr size_t kNear = 8;
+  static constexpr int kHeardBefore = 16;
+
   struct Envelope {
-    Ticket ticket = 0;
-    bool arrived = false;  // out of order; the ticket may be another operation's by now
+    int from = Transport::kAnyRank;  // whom its receive was posted for
     std::vector<std::byte> bytes;
   };
 
+  struct Peer {
+    uint32_t sent = 0;
+    uint32_t read = 0;
+    int heard = 0;  // since it last had a receive of its own
+    std::map<uint32_t, std::vector<std::byte>> early;
+  };
+
+  struct Near {
+    int rank;
+    Ticket receive;
+    int64_t heard_at;  // the serial number of its last message
+  };
+
   void post(std::unique_ptr<Envelope> envelope);
-  void read(const Envelope& envelope);
+  void arrived(const Envelope& envelope);
+  void read(const std::vector<std::byte>& bytes);
+  void make_near(int rank);
 
   Transport& transport_;
   std::function<void(const ControlMessage&)> handle_;
-  std::deque<std::unique_ptr<Envelope>> posted_;     // in the order in which they will match
+  std::vector<Peer> peers_;
+  std::vector<Near> near_;
+  std::vector<std::unique_ptr<Envelope>> incoming_;  // by ticket
   std::vector<std::unique_ptr<Envelope>> outgoing_;  // by ticket
   std::vector<std::unique_ptr<Envelope>> spare_;
   int64_t sending_ = 0;

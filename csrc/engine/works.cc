@@ -21,7 +21,7 @@ void Engine::start(const std::shared_ptr<Work>& work) {
     return;
   }
   if (step(work)) return;
-  work->keyed_channel->announce();
+  work->keyed_channel->announce(work->collective->greets_next());
   for (const Matching::Parked::Message& message : parked.messages) {
     if (work->ended()) break;
     apply(*work, message.from, message.head, message.description, message.payload.data());

@@ -22,8 +22,9 @@ class Completion {
 /// Messages between the ranks of one communicator.
 ///
 /// Messages from one rank to another with the same tag arrive in the order in which they were sent
-/// and match receives in the order in which those were posted. Nothing here blocks. Buffers belong
-/// to the caller and must stay alive and unmoved until the operation has ended.
+/// and match receives from that rank in the order in which those were posted; whether a receive
+/// from any rank comes before one from that rank is open. Nothing here blocks. Buffers belong to
+/// the caller and must stay alive and unmoved until the operation has ended.
 ///
 /// Threads: calls are made by one thread at a time; the engine's lock sees to that.
 /// Errors: a failure of the layer below raises Error, naming the call.

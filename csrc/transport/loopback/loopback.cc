@@ -1,5 +1,6 @@
 #include "transport/loopback/loopback.h"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <list>
@@ -60,11 +61,13 @@ class Loopback final : public Transport {
     {
       Inbox& inbox = hub_->inboxes[to];
       std::lock_guard guard(inbox.lock);
-      auto posted = inbox.posted.begin();
-      while (posted != inbox.posted.end() &&
-             !(posted->tag == tag && (posted->from == kAnyRank || posted->from == rank_))) {
-        ++posted;
-      }
+      const auto first_from = [&](int from) {
+        return std::find_if(inbox.posted.begin(), inbox.posted.end(), [=](const Posted& each) {
+          return each.tag == tag && each.from == from;
+        });
+      };
+      auto posted = first_from(rank_);
+      if (posted == inbox.posted.end()) posted = first_from(kAnyRank);
       if (posted != inbox.posted.end()) {
         copy(inbox, *posted, data, bytes);
         inbox.posted.erase(posted);
