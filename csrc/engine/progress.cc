@@ -14,11 +14,15 @@
 namespace ringdl {
 namespace {
 
-// The background thread sleeps so many times the CPU time that a look which found nothing took, so
-// it never takes more than 3% of a core from those who compute.
+// The background thread sleeps so many times the CPU time that a look which finds nothing takes, so
+// it never takes more than 3% of a core from those who compute, beside what moving bytes takes.
 constexpr int64_t kSleepPerLook = 32;
 constexpr int64_t kShortestSleepNs = 50 * kMicrosecond;
 constexpr int64_t kLongestSleepNs = 2 * kMillisecond;
+
+// A look that takes so many times as long as one that finds nothing has moved bytes, though no
+// message may have ended.
+constexpr int64_t kMovingLooks = 4;
 
 // Those who wait look for themselves, at least every 2 ms, and a second look would only keep them
 // from the lock. Unless they have not for so long: a signal handler may be at work.
@@ -81,6 +85,7 @@ void Engine::progress_in_background() {
   Lock lock(mutex_);
   int64_t pause = 0;
   int fruitless = 0;
+  int64_t idle_look = kMillisecond;  // CPU time of one that finds nothing: the least of late
   while (!stopping_) {
     if (waiters_ > 0 && now_ns() - waiter_looked_ns_ < kWaiterIsAwayNs) {
       lock.unlock();
@@ -97,6 +102,8 @@ void Engine::progress_in_background() {
       broken_ = error.what();
       return;
     }
+    const int64_t used = thread_cpu_ns() - begin;
+    idle_look = std::min(used, idle_look + idle_look / 256 + 1);
     fruitless = moved > 0 ? 0 : fruitless + 1;
     if (!busy() && fruitless >= kFruitlessLooks) {
       wake_.wait_for(lock, kIdleSleep, [this] { return stopping_ || awake_; });
@@ -110,7 +117,8 @@ void Engine::progress_in_background() {
       lock.unlock();
       sched_yield();
     } else {
-      const int64_t least = std::max(kShortestSleepNs, kSleepPerLook * (thread_cpu_ns() - begin));
+      const int64_t least = std::max(kShortestSleepNs, kSleepPerLook * idle_look);
+      if (used > kMovingLooks * idle_look) pause = 0;
       pause = std::clamp(2 * pause, least, std::max(least, kLongestSleepNs));
       lock.unlock();
       sleep_ns(pause);

@@ -2,6 +2,8 @@
 
 #include "engine/engine.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -12,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/gradient_buckets.h"
+#include "hooked.h"
 #include "ranks.h"
 
 using namespace ringdl;
@@ -219,6 +222,54 @@ void one_thread_only() {
   CHECK_THROWS(engine.submit({}, nullptr), UsageError, "shut down");
 }
 
+int64_t thread_cpu_ns() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return used.tv_sec * kSecond + used.tv_nsec;
+}
+
+// MPI moves the bytes of a long message in looks in which nothing ends. They take time, and must
+// not make the progress thread sleep as if it had looked in vain so long.
+void long_looks() {
+  constexpr int kLongLooks = 40;
+  constexpr int64_t kLongLookNs = 2 * kMillisecond;
+  std::atomic<bool> begun = false;
+  std::atomic<int> looks = 0;
+  const auto wrap = [&](std::unique_ptr<Transport> below) -> std::unique_ptr<Transport> {
+    check::Hooks hooks;
+    if (below->rank() == 0) {
+      hooks.may_poll = [&] {
+        const bool is_long = begun && ++looks % 4 == 0;
+        const int64_t end = thread_cpu_ns() + (is_long ? kLongLookNs : 0);
+        while (thread_cpu_ns() < end) {
+        }
+        return true;
+      };
+    }
+    return std::make_unique<check::Hooked>(std::move(below), std::move(hooks));
+  };
+  check::run_engines(
+      2, {}, {},
+      [&](const std::shared_ptr<Engine>& engine) {
+        std::vector<float> data(10, 1.0f);
+        if (engine->rank() == 0) {
+          const auto work = engine->submit(sum_of(10, "late"), data.data());
+          begun = true;
+          const int64_t begin = now_ns();
+          while (looks < 4 * kLongLooks) sleep_ns(kMillisecond);
+          CHECK(now_ns() - begin <
+                kLongLooks * 16 * kLongLookNs);  // it would sleep 32 times so long
+          begun = false;
+          engine->wait(engine->submit(sum_of(10, "now"), data.data()), kTimeout);
+          engine->wait(work, kTimeout);
+        } else {
+          engine->wait(engine->submit(sum_of(10, "now"), data.data()), kTimeout);
+          engine->wait(engine->submit(sum_of(10, "late"), data.data()), kTimeout);
+        }
+      },
+      wrap);
+}
+
 }  // namespace
 
 int main() {
@@ -247,5 +298,6 @@ int main() {
     check::run_engines(size, granted, {512, 1}, buckets);
   }
   one_thread_only();
+  long_looks();
   return check::report();
 }
