@@ -38,6 +38,7 @@ class Measurement:
         words: the command after the interpreter; ``--json FILE`` is added.
         short: what is added for the short version.
         hosts: the layout of simulated hosts it runs on by itself; empty: none.
+        rate: of their links.
         is_launched: whether it is started on two ranks of this host.
         needs_root: whether it makes simulated hosts.
     """
@@ -46,6 +47,7 @@ class Measurement:
     words: tuple[str, ...]
     short: tuple[str, ...] = ()
     hosts: str = ""
+    rate: str = "1gbit"
     is_launched: bool = False
     needs_root: bool = False
 
@@ -93,9 +95,10 @@ MEASUREMENTS = (
     Measurement("step", ("bench/train_step.py",), ("--steps", "10"), is_launched=True),
     Measurement(
         "step-hosts",
-        ("bench/train_step.py", "--width", "512", "--batch", "256"),
+        ("bench/train_step.py", "--width", "512", "--batch", "1280"),
         ("--steps", "10"),
         hosts="1+1+1+1",
+        rate="200mbit",
         needs_root=True,
     ),
 )
@@ -199,7 +202,7 @@ def measure(measurement: Measurement, folder: Path, *, full: bool) -> None:
     if measurement.hosts:
         layout = [int(count) for count in measurement.hosts.split("+")]
         os.environ["OMP_NUM_THREADS"] = "1"
-        hosts.up(len(layout), "1gbit")
+        hosts.up(len(layout), measurement.rate)
         try:
             code = hosts.run(layout, python, [str(ROOT / words[0]), *words[1:]])
         finally:

@@ -10,11 +10,12 @@ by themselves is measured, too: what a step takes longer than computing alone is
 computing does not hide.
 
 On simulated hosts (bench/hosts.py; as root), with a model whose communication takes about as long
-as computing:
+as computing, and with links so slow that what TCP takes of the cores that all hosts share is small
+beside that:
 
-    python bench/hosts.py up --hosts 4
+    python bench/hosts.py up --hosts 4 --rate 200mbit
     OMP_NUM_THREADS=1 python bench/hosts.py run --mpi openmpi --layout 1+1+1+1 -- \
-        bench/train_step.py --width 512 --batch 256
+        bench/train_step.py --width 512 --batch 1280
     python bench/hosts.py down
 """
 

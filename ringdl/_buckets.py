@@ -29,10 +29,12 @@ class Buckets:
     Args:
         specs: per gradient (name, shape, dtype) or (name, shape, dtype, strides), strides in
             elements, dense; dtype a floating NumPy dtype or its name (``"bfloat16"`` too).
-        bucket_bytes: a bucket is closed once it holds this many bytes.
+        bucket_bytes: a bucket is closed once it holds this many bytes. By default 25 MiB inside a
+            host, and between hosts what `Tuning.bucket_bytes` finds: so small that most buckets
+            travel while gradients are computed, so large that links are not idle between messages.
         first_bucket_bytes: the same for the first one of each dtype, small so that communication
-            starts early. Buckets are filled in the reverse order of `specs`, about the order in
-            which a backward pass produces gradients.
+            starts early; by default `bucket_bytes`, at most 1 MiB. Buckets are filled in the
+            reverse order of `specs`, about the order in which a backward pass produces gradients.
         op: Average or Sum.
         compression: what float32 travels as between hosts: see `Communicator.allreduce`.
         communicator: by default the one of `ringdl.init`.
@@ -45,15 +47,19 @@ class Buckets:
     def __init__(
         self,
         specs: Iterable[Sequence[Any]],
-        bucket_bytes: int = 25 << 20,
+        bucket_bytes: int | None = None,
         *,
-        first_bucket_bytes: int = 1 << 20,
+        first_bucket_bytes: int | None = None,
         op: Reduction = Reduction.Average,
         compression: CompressionName | None = None,
         communicator: Communicator | None = None,
     ) -> None:
         self.communicator = communicator or get_communicator()
         self._timeout = self.communicator._timeout
+        if bucket_bytes is None:
+            bucket_bytes = self.communicator.tuning.bucket_bytes(self.communicator.memory_hosts())
+        if first_bucket_bytes is None:
+            first_bucket_bytes = min(bucket_bytes, 1 << 20)
         terms: dict[str, Any] = {}
         gradients: list[_Spec] = []
         try:

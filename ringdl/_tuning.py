@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 DEFAULTS = "the built-in costs"
+SMALLEST_BUCKET = 256 << 10
+LARGEST_BUCKET = 25 << 20
 LEVELS = ("inside", "between")
 
 _NEVER = (1e6, 1e6)
@@ -87,6 +89,27 @@ class Tuning:
         return _engine.choose_allreduce(
             self.lines(), byte_count, list(hosts), self.segment_bytes
         ).name
+
+    def bucket_bytes(self, hosts: Sequence[int]) -> int:
+        """How large gradient buckets should be: a power of two, or 25 MiB.
+
+        Between hosts a bucket travels while the next one is filled, so small ones are hidden
+        better; but steps, in which a link may be idle, should be at most 2% of its time. Inside a
+        host those who compute move the bytes, and nothing is hidden.
+
+        Args:
+            hosts: the number of each rank's host; without shared memory, as many as ranks.
+        """
+        if len(set(hosts)) == 1:
+            return LARGEST_BUCKET
+        name = self.choose(LARGEST_BUCKET, hosts)
+        step, byte = self.costs["between"][name]
+        steps, moved = _engine.effort_of_allreduce(Algorithm[name], LARGEST_BUCKET, list(hosts))
+        seconds_per_byte = byte * moved / LARGEST_BUCKET
+        size = SMALLEST_BUCKET
+        while size < LARGEST_BUCKET and steps * step > size * seconds_per_byte / 50:
+            size *= 2
+        return min(size, LARGEST_BUCKET)
 
     def lines(self) -> CostLines:
         """The costs as the engine takes them."""

@@ -38,6 +38,24 @@ def test_the_cheapest_by_the_lines_is_chosen() -> None:
     assert tuning.choose(2800, FOUR_HOSTS) == "ring"
 
 
+@pytest.mark.parametrize(
+    ("step", "byte", "size"),
+    [  # four hosts: 6 steps, and 1.5 times the bytes; 50 * 6 / 1.5 = 200 times step / byte
+        (30e-6, 8e-9, 1 << 20),  # 1 Gbit/s: 750 kB
+        (30e-6, 40e-9, 256 << 10),  # 150 kB
+        (5e-6, 0.08e-9, 16 << 20),  # 100 Gbit/s: 12.5 MB
+        (30e-6, 0.08e-9, 25 << 20),  # 75 MB
+        (0.0, 8e-9, 256 << 10),
+        (30e-6, 0.0, 25 << 20),
+    ],
+)
+def test_buckets_are_small_as_far_as_steps_allow(step: float, byte: float, size: int) -> None:
+    tuning = table(ring=(step, byte), hierarchical=(step, byte))
+    assert tuning.bucket_bytes(FOUR_HOSTS) == size
+    assert tuning.bucket_bytes(ONE_HOST) == 25 << 20
+    assert 256 << 10 <= tuning.bucket_bytes(TWO_HOSTS) <= size
+
+
 def test_what_cannot_be_is_not_chosen() -> None:
     tuning = table(ring=(1.0, 1.0), doubling=(1e-9, 0.0), hierarchical=(1e-9, 0.0))
     assert tuning.choose(32 << 10, FOUR_HOSTS) == "doubling"
