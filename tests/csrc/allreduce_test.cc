@@ -1,0 +1,224 @@
+// Every algorithm x dtype x reduction x layout of hosts x kind of memory, against int64 and double;
+// the same bits on all ranks, and from run to run with random delays.
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/clock.h"
+#include "ranks.h"
+#include "reduce/reduce.h"
+
+using namespace ringdl;
+
+namespace {
+
+constexpr int64_t kTimeout = 60 * kSecond;
+constexpr size_t kSegmentBytes = 16 << 10;
+
+const std::vector<std::vector<int>> kLayouts = {{0},
+                                                {0, 0},
+                                                {0, 1},
+                                                {0, 0, 0},
+                                                {0, 1, 2},
+                                                {0, 0, 0, 1},
+                                                {0, 1, 0, 1},
+                                                {0, 1, 2, 3, 4},
+                                                {0, 1, 1, 2, 2, 2},
+                                                {5, 2, 2, 5, 2, 7, 7},
+                                                {0, 0, 0, 0, 0, 0, 0, 0},
+                                                {0, 0, 0, 0, 1, 1, 1, 1},
+                                                {0, 1, 2, 3, 4, 5, 6, 7}};
+
+const std::vector<std::optional<Algorithm>> kChoices = {std::nullopt, Algorithm::kRing,
+                                                        Algorithm::kDoubling, Algorithm::kDirect,
+                                                        Algorithm::kHierarchical};
+
+// So small that all dtypes hold all sums, and all products but for wrapping.
+int64_t item(int rank, int64_t i) { return (i * 7 + rank * 3) % 5 == 0 ? 2 : 1; }
+bool truth(int rank, int64_t i) { return (i + rank * rank) % 3 != 0; }
+
+template <class T>
+void put(std::byte* at, T value) {
+  std::memcpy(at, &value, sizeof(value));
+}
+
+// `value` as one element of the dtype.
+void put_as(DType dtype, double value, std::byte* at) {
+  const auto narrow = static_cast<float>(value);
+  const auto whole = static_cast<int64_t>(value);
+  switch (dtype) {
+    case DType::kFloat64:
+      return put(at, value);
+    case DType::kFloat32:
+      return put(at, narrow);
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return find_widening(dtype).narrow(at, &narrow, 1);
+    case DType::kInt64:
+      return put(at, whole);
+    case DType::kInt32:
+      return put(at, static_cast<int32_t>(whole));
+    case DType::kInt16:
+      return put(at, static_cast<int16_t>(whole));
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kBool:
+      return put(at, static_cast<uint8_t>(whole));
+  }
+}
+
+double contribution(DType dtype, int rank, int64_t i) {
+  return dtype == DType::kBool ? (truth(rank, i) ? 1 : 0) : static_cast<double>(item(rank, i));
+}
+
+double expected(DType dtype, Reduction reduction, int size, int64_t i) {
+  double sum = 0;
+  double product = 1;
+  double least = 2;
+  double most = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    const double value = contribution(dtype, rank, i);
+    sum += value;
+    product *= value;
+    least = std::min(least, value);
+    most = std::max(most, value);
+  }
+  if (dtype == DType::kBool) {
+    return reduction == Reduction::kSum || reduction == Reduction::kMax ? most : least;
+  }
+  switch (reduction) {
+    case Reduction::kSum:
+      return sum;
+    case Reduction::kAverage:
+      return sum / size;
+    case Reduction::kMin:
+      return least;
+    case Reduction::kMax:
+      return most;
+    case Reduction::kProduct:
+      return product;
+  }
+  return 0;
+}
+
+// One rank's arrays: all in shared memory, all ordinary, or, by rank and turn, some.
+struct Memory {
+  Engine& engine;
+  int turn = 0;
+
+  std::shared_ptr<std::byte> next(size_t bytes) {
+    ++turn;
+    const bool is_shared = turn % 3 == 0 || (turn % 3 == 1 && (turn + engine.rank()) % 2 == 0);
+    return is_shared ? engine.allocate(bytes) : allocate(bytes);
+  }
+};
+
+struct Pending {
+  std::shared_ptr<std::byte> array;
+  size_t bytes;
+  std::shared_ptr<Work> work;
+};
+
+using Item = std::function<double(int64_t)>;
+
+Pending begin(Engine& engine, Memory& memory, Call call, int64_t count, const Item& contribution) {
+  const size_t width = item_bytes(call.dtype);
+  Pending pending{nullptr, static_cast<size_t>(count) * width, nullptr};
+  pending.array = memory.next(pending.bytes);
+  for (int64_t i = 0; i < count; ++i) {
+    put_as(call.dtype, contribution(i), pending.array.get() + static_cast<size_t>(i) * width);
+  }
+  call.shape = {count};
+  pending.work = engine.submit(call, pending.array.get());
+  return pending;
+}
+
+void check_values(const Pending& pending, DType dtype, const Item& expected) {
+  const size_t width = item_bytes(dtype);
+  std::vector<std::byte> right(pending.bytes);
+  for (size_t i = 0; i < pending.bytes / width; ++i) {
+    put_as(dtype, expected(static_cast<int64_t>(i)), right.data() + i * width);
+  }
+  CHECK(std::memcmp(pending.array.get(), right.data(), pending.bytes) == 0);
+}
+
+// All reductions at once, and sums that show their order, whose bits are told apart by a digest.
+void reduce_all(Engine& engine, Memory& memory, Call call, int64_t count,
+                std::vector<uint64_t>& digests) {
+  const DType dtype = call.dtype;
+  std::vector<Pending> pending;
+  for (int r = 0; r < kReductionCount; ++r) {
+    call.reduction = static_cast<Reduction>(r);
+    pending.push_back(begin(engine, memory, call, count,
+                            [&](int64_t i) { return contribution(dtype, engine.rank(), i); }));
+  }
+  if (is_floating(dtype)) {
+    call.reduction = Reduction::kAverage;
+    std::minstd_rand random(static_cast<unsigned>(engine.rank() + 1));
+    std::normal_distribution<double> normal;
+    pending.push_back(begin(engine, memory, call, count, [&](int64_t) { return normal(random); }));
+  }
+  for (const Pending& each : pending) engine.wait(each.work, kTimeout);
+  for (int r = 0; r < kReductionCount; ++r) {
+    check_values(pending[static_cast<size_t>(r)], dtype, [&](int64_t i) {
+      return expected(dtype, static_cast<Reduction>(r), engine.size(), i);
+    });
+  }
+  if (is_floating(dtype)) {
+    const Pending& noise = pending.back();
+    digests.push_back(hash_of({reinterpret_cast<const char*>(noise.array.get()), noise.bytes}));
+  }
+}
+
+std::vector<uint64_t> run(Engine& engine, const HostLayout& layout) {
+  Memory memory{engine};
+  std::vector<uint64_t> digests;
+  for (const std::optional<Algorithm> algorithm : kChoices) {
+    for (int d = 0; d < kDTypeCount; ++d) {
+      Call call;
+      call.kind = Kind::kAllreduce;
+      call.dtype = static_cast<DType>(d);
+      call.algorithm = algorithm;
+      for (const int64_t count : {3, 10'007}) {
+        const size_t bytes = static_cast<size_t>(count) * item_bytes(call.dtype);
+        if (algorithm && !is_possible(*algorithm, bytes, layout, kSegmentBytes)) continue;
+        reduce_all(engine, memory, call, count, digests);
+      }
+    }
+  }
+  return digests;
+}
+
+void test_matrix() {
+  for (const std::vector<int>& hosts : kLayouts) {
+    const int size = static_cast<int>(hosts.size());
+    std::vector<std::vector<uint64_t>> runs;
+    for (const uint64_t delay_seed : {0u, 3u}) {
+      const auto windows = check::connected_windows(hosts, 256 << 20);
+      std::vector<std::vector<uint64_t>> digests(hosts.size());
+      EngineOptions options;
+      options.segment_bytes = kSegmentBytes;
+      check::run_ranks(size, options, {4096, delay_seed}, [&](Engine& engine) {
+        const auto rank = static_cast<size_t>(engine.rank());
+        engine.set_window(windows[rank], hosts);
+        digests[rank] = run(engine, HostLayout::of(hosts, engine.rank()));
+      });
+      for (const auto& of_rank : digests) CHECK(of_rank == digests[0]);
+      runs.push_back(digests[0]);
+    }
+    CHECK(runs[0] == runs[1]);
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_matrix();
+  return check::report();
+}
