@@ -1,6 +1,7 @@
 """Allreduce inside a host: ringdl beside the best of several MPIs, and beside memcpy.
 
     python bench/allreduce.py --json bench/results/allreduce.json
+    python bench/allreduce.py --memory ordinary --sizes 64M 256M --json bench/results/ordinary.json
 
 Each MPI, at MPI_THREAD_MULTIPLE and MPI_THREAD_SINGLE, gets jobs of its own, `python -m ringdl
 bench allreduce`, which take turns; needs the environments of `make test`, and takes Debian's Open
@@ -8,7 +9,7 @@ MPI along if it is there. Machines change their speed between jobs: each time is
 a memcpy of as many bytes by all ranks at once in the same job. "The best MPI" is the one whose
 normalized median is lowest, size by size; a ratio is its time over ringdl's in the same round, so
 more than 1 means that ringdl is faster. ringdl runs under each MPI at MPI_THREAD_MULTIPLE; its
-line "shared" is of arrays of `ringdl.empty`, "ordinary" of NumPy's, over all MPIs and rounds.
+line is over all MPIs and rounds. Arrays are of `ringdl.empty`, or "ordinary" ones of NumPy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ import links
 LEVELS = ("multiple", "single")
 Times = dict[tuple[str, int], list[float]]
 """By what and size: normalized medians, one per round."""
-MEMORIES = ("shared", "ordinary")
 
 
 def environments() -> dict[str, str]:
@@ -44,16 +44,14 @@ def environments() -> dict[str, str]:
     return {name: str(path) for name, path in found.items() if path.exists()}
 
 
-def measure(
-    python: str, level: str, memory: str, chosen: argparse.Namespace
-) -> dict[int, dict[str, float]]:
+def measure(python: str, level: str, chosen: argparse.Namespace) -> dict[int, dict[str, float]]:
     """One job: the median time of ringdl, MPI, and the faster memcpy, by size."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
         sizes = ["-b", chosen.sizes[0], "-e", chosen.sizes[1], "-f", str(chosen.factor)]
         command = [python, "-m", "ringdl", "run", "-n", str(chosen.ranks)]
         command += ["-m", "ringdl", "bench", "allreduce", *sizes, "-n", str(chosen.iterations)]
-        command += ["--memory", memory, "--peers", "mpi", "-J", str(answer)]
+        command += ["--memory", chosen.memory, "--peers", "mpi", "-J", str(answer)]
         environment = os.environ | {"MPI4PY_RC_THREAD_LEVEL": level, "OMP_NUM_THREADS": "1"}
         job = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=900, check=False
@@ -77,35 +75,31 @@ def rounds(chosen: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
     for turn in range(chosen.rounds):
         jobs = [(mpi, level) for mpi in pythons for level in LEVELS]
         for mpi, level in jobs[turn % len(jobs) :] + jobs[: turn % len(jobs)]:
-            for memory in MEMORIES if level == "multiple" else ("shared",):
-                for size, times in measure(pythons[mpi], level, memory, chosen).items():
-                    if memory == "shared":
-                        yield f"mpi {mpi} {level}", size, times["mpi"] / times["memcpy"]
-                    if level == "multiple":
-                        yield f"ringdl {mpi} {memory}", size, times["ringdl"] / times["memcpy"]
+            for size, times in measure(pythons[mpi], level, chosen).items():
+                yield f"mpi {mpi} {level}", size, times["mpi"] / times["memcpy"]
+                if level == "multiple":
+                    yield f"ringdl {mpi}", size, times["ringdl"] / times["memcpy"]
         print(f"round {turn + 1} of {chosen.rounds}", file=sys.stderr, flush=True)
 
 
 def compare(times: Times) -> list[dict[str, Any]]:
-    """For each size and way of ringdl: how it compares with the best MPI, and with memcpy."""
+    """For each size: how ringdl compares with the best MPI, and with memcpy."""
     rows = []
     for size in sorted({size for _, size in times}):
         peers = {what: times[what, size] for what, at in times if at == size and "mpi " in what[:4]}
         best = min(peers, key=lambda what: statistics.median(peers[what]))
-        for memory in MEMORIES:
-            own = [ts for (what, at), ts in times.items() if at == size and what.endswith(memory)]
-            ratios = [peer / mine for ts in own for peer, mine in zip(peers[best], ts, strict=True)]
-            quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-            rows.append(
-                {
-                    "size": size,
-                    "memory": memory,
-                    "best_mpi": best.removeprefix("mpi "),
-                    "ratio": round(statistics.median(ratios), 3),
-                    "lower_quartile": round(quartiles[0], 3),
-                    "of_memcpy": round(1 / statistics.median(t for ts in own for t in ts), 3),
-                }
-            )
+        own = [ts for (what, at), ts in times.items() if at == size and what not in peers]
+        ratios = [peer / mine for ts in own for peer, mine in zip(peers[best], ts, strict=True)]
+        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        rows.append(
+            {
+                "size": size,
+                "best_mpi": best.removeprefix("mpi "),
+                "ratio": round(statistics.median(ratios), 3),
+                "lower_quartile": round(quartiles[0], 3),
+                "of_memcpy": round(1 / statistics.median(t for ts in own for t in ts), 3),
+            }
+        )
     return rows
 
 
@@ -118,6 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--factor", type=int, default=4, help="from one size to the next")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--memory", choices=("shared", "ordinary"), default="shared")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     chosen = parser.parse_args(arguments)
     times: Times = defaultdict(list)
@@ -129,10 +124,13 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     rows = compare(times)
     for row in rows:
-        print("{size:>10}  {memory:<9}{ratio:6.2f} of {best_mpi:<18}".format(**row), end="")
+        print("{size:>10}{ratio:8.2f} of {best_mpi:<18}".format(**row), end="")
         print("(lower quartile {lower_quartile:.2f}); {of_memcpy:.2f} of memcpy".format(**row))
     if chosen.json:
-        settings = {key: getattr(chosen, key) for key in ("ranks", "sizes", "rounds", "iterations")}
+        settings = {
+            key: getattr(chosen, key)
+            for key in ("ranks", "sizes", "memory", "rounds", "iterations")
+        }
         report = {
             "command": shlex.join(["python", "bench/allreduce.py", *arguments]),
             "machine": links.machine(),

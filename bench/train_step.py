@@ -15,7 +15,7 @@ beside that:
 
     python bench/hosts.py up --hosts 4 --rate 200mbit
     OMP_NUM_THREADS=1 python bench/hosts.py run --mpi openmpi --layout 1+1+1+1 -- \
-        bench/train_step.py --width 512 --batch 1280
+        bench/train_step.py --inputs 512 --width 512 --layers 8 --batch 1280
     python bench/hosts.py down
 """
 
@@ -78,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40, help="of each kind, after two for warming")
     parser.add_argument("--batch", type=int, default=32, help="rows per rank")
+    parser.add_argument("--inputs", type=int, default=1024)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write all times to this file")
@@ -88,10 +89,11 @@ def main() -> None:
     join_gloo(world)
     generator = torch.Generator().manual_seed(world.rank)
     batch = (
-        torch.randn(chosen.batch, 1024, generator=generator),
+        torch.randn(chosen.batch, chosen.inputs, generator=generator),
         torch.randint(10, (chosen.batch,), generator=generator),
     )
-    models = {n: make_model(1024, chosen.width, chosen.layers) for n in ("ringdl", "gloo", "alone")}
+    kinds = ("ringdl", "gloo", "alone")
+    models = {n: make_model(chosen.inputs, chosen.width, chosen.layers) for n in kinds}
     optimizers = {n: torch.optim.SGD(m.parameters(), lr=1e-3) for n, m in models.items()}
     hvd.DistributedOptimizer(optimizers["ringdl"], models["ringdl"].named_parameters())
     called = {**models, "gloo": DistributedDataParallel(models["gloo"])}
