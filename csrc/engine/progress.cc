@@ -1,5 +1,4 @@
 #include <sched.h>
-#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -36,12 +35,6 @@ constexpr auto kIdleSleep = std::chrono::milliseconds(100);
 constexpr int kFruitlessLooks = 3;
 
 std::atomic<int> dump_requests = 0;
-
-int64_t thread_cpu_ns() {
-  timespec used{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-  return used.tv_sec * kSecond + used.tv_nsec;
-}
 
 }  // namespace
 

@@ -2,8 +2,6 @@
 
 #include "engine/engine.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -220,12 +218,6 @@ void one_thread_only() {
   }).join();
   engine.shutdown();
   CHECK_THROWS(engine.submit({}, nullptr), UsageError, "shut down");
-}
-
-int64_t thread_cpu_ns() {
-  timespec used{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-  return used.tv_sec * kSecond + used.tv_nsec;
 }
 
 // MPI moves the bytes of a long message in looks in which nothing ends. They take time, and must
