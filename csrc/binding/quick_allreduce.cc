@@ -42,28 +42,14 @@ constexpr int kUsable = 0x1 | 0x100 | 0x400;  // C-contiguous, aligned, writeabl
 // By NumPy's numbers of its own dtypes; others may share their characters.
 std::optional<DType> dtype_of(const NumPyDType& dtype) {
   if (dtype.byte_order != '=' && dtype.byte_order != '|') return std::nullopt;
-  switch (dtype.number) {
-    case 0:
-      return DType::kBool;
-    case 1:
-      return DType::kInt8;
-    case 2:
-      return DType::kUInt8;
-    case 3:
-      return DType::kInt16;
-    case 5:
-      return DType::kInt32;
-    case 7:
-      return DType::kInt64;
-    case 11:
-      return DType::kFloat32;
-    case 12:
-      return DType::kFloat64;
-    case 23:
-      return DType::kFloat16;
-    default:
-      return std::nullopt;
+  static constexpr std::pair<int, DType> kNumbers[] = {
+      {0, DType::kBool},     {1, DType::kInt8},     {2, DType::kUInt8},
+      {3, DType::kInt16},    {5, DType::kInt32},    {7, DType::kInt64},
+      {11, DType::kFloat32}, {12, DType::kFloat64}, {23, DType::kFloat16}};
+  for (const auto& [number, known] : kNumbers) {
+    if (number == dtype.number) return known;
   }
+  return std::nullopt;
 }
 
 // NumPy's array type, once an array was found to look as declared above: until then, and if it does

@@ -60,16 +60,8 @@ void put_as(DType dtype, double value, std::byte* at) {
     case DType::kFloat16:
     case DType::kBFloat16:
       return find_widening(dtype).narrow(at, &narrow, 1);
-    case DType::kInt64:
-      return put(at, whole);
-    case DType::kInt32:
-      return put(at, static_cast<int32_t>(whole));
-    case DType::kInt16:
-      return put(at, static_cast<int16_t>(whole));
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kBool:
-      return put(at, static_cast<uint8_t>(whole));
+    default:  // the lower bytes of an integer come first
+      std::memcpy(at, &whole, item_bytes(dtype));
   }
 }
 

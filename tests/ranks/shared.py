@@ -5,14 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 
 import ringdl
 from ringdl import Communicator
 from tests.ranks.reference import DTYPES, Array, dtypes_and_reductions, random_array, reduced
-from tests.ranks.support import LARGE, assert_same_bits, bits, expect, needs, shares_memory
+from tests.ranks.support import (
+    LARGE,
+    assert_same_bits,
+    bits,
+    expect,
+    expect_no_growth,
+    needs,
+    shares_memory,
+)
 
 
 def shared(comm: Communicator, values: Array) -> Array:
@@ -186,16 +193,9 @@ def check_custom_op(comm: Communicator) -> None:
 def check_memory_is_given_back(comm: Communicator) -> None:
     """To the system, by all ranks: also what other ranks have mapped."""
 
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
     def use(count: int) -> None:
         for _ in range(count):
             comm.allreduce_(shared(comm, np.ones(4 << 20, np.float32)), ringdl.Sum)
+        comm.barrier()
 
-    use(2)
-    before = resident()
-    use(8)
-    comm.barrier()
-    grown = resident() - before
-    assert grown < 4 << 20, f"{grown / 2**20:.1f} MiB more"
+    expect_no_growth(use, 2, 8, 4 << 20)

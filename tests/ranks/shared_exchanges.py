@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,15 @@ import numpy as np
 import ringdl
 from ringdl import Communicator, Work
 from tests.ranks.reference import REDUCTIONS, Array, dtypes_and_reductions, random_array, reduced
-from tests.ranks.support import LARGE, assert_same_bits, bits, expect, needs, shares_memory
+from tests.ranks.support import (
+    LARGE,
+    assert_same_bits,
+    bits,
+    expect,
+    expect_no_growth,
+    needs,
+    shares_memory,
+)
 
 
 def placed(comm: Communicator, values: Array, ordinary: set[int]) -> Array:
@@ -252,9 +259,6 @@ def check_memory_is_given_back(comm: Communicator) -> None:
     if not shares_memory(comm):
         return
 
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
     def use(count: int) -> None:
         for _ in range(count):
             for ordinary in (set(), {0}):
@@ -263,10 +267,6 @@ def check_memory_is_given_back(comm: Communicator) -> None:
                 comm.alltoall(x)
                 comm.broadcast_(x)
                 comm.reducescatter(x)
+        comm.barrier()
 
-    use(3)
-    before = resident()
-    use(6)
-    comm.barrier()
-    grown = resident() - before
-    assert grown < 8 << 20, f"{grown / 2**20:.1f} MiB more"
+    expect_no_growth(use, 3, 6, 8 << 20)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,6 +74,19 @@ def segments(comm: Communicator, segment_bytes: int) -> Iterator[None]:
         yield
     finally:
         comm._engine.set_segment_bytes(256 << 10)
+
+
+def expect_no_growth(use: Callable[[int], None], warm: int, times: int, most_bytes: int) -> None:
+    """After `use(warm)`, `use(times)` takes at most `most_bytes` more of this process's memory."""
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    use(warm)
+    before = resident_bytes()
+    use(times)
+    grown = resident_bytes() - before
+    assert grown < most_bytes, f"{grown / 2**20:.1f} MiB more"
 
 
 LARGE = 20_000
