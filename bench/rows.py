@@ -1,7 +1,7 @@
 """What ringdl promises, row by row: asked, measured, and the command that measures it again.
 
     python bench/rows.py                 a short version, a few minutes: make bench
-    python bench/rows.py --full          every row, an hour and a half: make bench-full
+    python bench/rows.py --full          every row, an hour and a quarter: make bench-full
     python bench/rows.py --only links    one measurement
     python bench/rows.py --show          what bench/results/ holds, without measuring
 
@@ -37,18 +37,12 @@ class Measurement:
         name: of the file, without its suffix.
         words: the command after the interpreter; ``--json FILE`` is added.
         short: what is added for the short version.
-        hosts: the layout of simulated hosts it runs on by itself; empty: none.
-        rate: of their links.
-        is_launched: whether it is started on two ranks of this host.
         needs_root: whether it makes simulated hosts.
     """
 
     name: str
     words: tuple[str, ...]
     short: tuple[str, ...] = ()
-    hosts: str = ""
-    rate: str = "1gbit"
-    is_launched: bool = False
     needs_root: bool = False
 
 
@@ -69,10 +63,14 @@ class Row:
     value: Callable[[Results], float]
 
 
+CROWDED = (
+    *("bench/allreduce.py", "--sizes", "1K", "64M", "--factor", "65536"),
+    *("--iterations", "6", "--warmups", "2"),
+)
 MEASUREMENTS = (
     Measurement(
         "allreduce-2",
-        ("bench/allreduce.py", "--ranks", "2", "--sizes", "1K", "256M"),
+        ("bench/allreduce.py", "--ranks", "2", "--sizes", "1K", "256M", "--iterations", "12"),
         ("--rounds", "2", "--sizes", "1K", "64M"),
     ),
     Measurement(
@@ -85,12 +83,12 @@ MEASUREMENTS = (
     ),
     Measurement(
         "allreduce-4",
-        ("bench/allreduce.py", "--ranks", "4", "--sizes", "1K", "64M", "--factor", "65536"),
+        (*CROWDED, "--ranks", "4"),
         ("--rounds", "2"),
     ),
     Measurement(
         "allreduce-8",
-        ("bench/allreduce.py", "--ranks", "8", "--sizes", "1K", "64M", "--factor", "65536"),
+        (*CROWDED, "--ranks", "8"),
         ("--rounds", "2"),
     ),
     Measurement("links", ("bench/links.py",), ("--seconds", "5"), needs_root=True),
@@ -100,16 +98,14 @@ MEASUREMENTS = (
         ("--seconds", "5"),
         needs_root=True,
     ),
-    Measurement("step", ("bench/train_step.py",), ("--steps", "10"), is_launched=True),
+    Measurement("step", ("bench/train_step.py",), ("--rounds", "2")),
     Measurement(
         "step-hosts",
         (
-            *("bench/train_step.py", "--inputs", "512", "--width", "512"),
-            *("--layers", "8", "--batch", "1280"),
+            *("bench/train_step.py", "--hosts", "4", "--rate", "200mbit", "--batch", "1792"),
+            *("--inputs", "384", "--width", "384", "--layers", "16"),
         ),
-        ("--steps", "10"),
-        hosts="1+1+1+1",
-        rate="200mbit",
+        ("--rounds", "2"),
         needs_root=True,
     ),
 )
@@ -205,21 +201,11 @@ def measure(measurement: Measurement, folder: Path, *, full: bool) -> None:
     """
     if measurement.needs_root:
         hosts.check_machine()
-    python = hosts.interpreter("openmpi")
     added = () if full else measurement.short
     words = [*measurement.words, *added, "--json", str(folder / f"{measurement.name}.json")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    if measurement.hosts:
-        layout = [int(count) for count in measurement.hosts.split("+")]
-        os.environ["OMP_NUM_THREADS"] = "1"
-        hosts.up(len(layout), measurement.rate)
-        try:
-            code = hosts.run(layout, python, words)
-        finally:
-            hosts.down()
-    else:
-        launcher = ["-m", "ringdl", "run", "-n", "2"] if measurement.is_launched else []
-        code = subprocess.run([python, *launcher, *words], env=environment, check=False).returncode
+    python = hosts.interpreter("openmpi")
+    code = subprocess.run([python, *words], env=environment, check=False).returncode
     if code != 0:
         raise hosts.HostsError(f"{' '.join(words)} ended with exit code {code}")
 

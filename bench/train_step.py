@@ -1,166 +1,160 @@
 """A training step in PyTorch: ringdl, DDP over Gloo, and the same ranks computing alone.
 
-    OMP_NUM_THREADS=1 python -m ringdl run -n 2 bench/train_step.py
-    OMP_NUM_THREADS=1 python -m ringdl run -n 2 bench/train_step.py --json bench/results/step.json
+    python bench/train_step.py --json bench/results/step.json
+    python bench/train_step.py --hosts 4 --rate 200mbit --inputs 512 --width 512 --layers 8 \
+        --batch 1280 --json bench/results/step-hosts.json
 
-The three take turns, step by step, in the same processes, with models of their own: 27 million
-parameters, SGD, the default zero_grad(). A step begins for all ranks at once; its time is that of
-the slowest rank. ringdl's and DDP's parameters are compared in the end. How long the gradients take
-by themselves is measured, too: what a step takes longer than computing alone is the part of it that
-computing does not hide.
+Each has jobs of its own, as its users would, with one thread per rank; they take turns. (In one
+process, what one model frees is what the next one is given: computing alone, which asks the system
+for its gradients' memory anew in each step, would then get it for nothing.) SGD and the default
+zero_grad(); a step begins for all ranks at once, and its time is that of the slowest. ratios are of
+medians in the same round, and of those the median: above 1, ringdl is faster. The parameters that
+ringdl and DDP end with are compared. How long the gradients take by themselves is measured, too:
+what a step takes longer than computing alone is the part of it that computing does not hide.
 
-On simulated hosts (bench/hosts.py; as root), with a model whose communication takes about as long
-as computing, and with links so slow that what TCP takes of the cores that all hosts share is small
-beside that:
-
-    python bench/hosts.py up --hosts 4 --rate 200mbit
-    OMP_NUM_THREADS=1 python bench/hosts.py run --mpi openmpi --layout 1+1+1+1 -- \
-        bench/train_step.py --inputs 512 --width 512 --layers 8 --batch 1280
-    python bench/hosts.py down
+The default is two ranks on this host and a model of 27 million parameters. With ``--hosts``, one
+rank on each of so many simulated hosts (bench/hosts.py; as root): the second command has a model
+whose communication takes about as long as computing, and links so slow that what TCP takes of the
+cores that all hosts share is small beside that.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import math
 import os
-import platform
 import shlex
-import socket
+import statistics
+import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from mpi4py import MPI
-from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
+import hosts
+import links
 
-import ringdl.torch as hvd
+KINDS = ("ringdl", "gloo", "alone")
 
 
-def make_model(inputs: int, width: int, layers: int) -> torch.nn.Sequential:
-    torch.manual_seed(1)
-    sizes = [inputs] + [width] * layers
-    parts: list[torch.nn.Module] = []
-    for before, after in itertools.pairwise(sizes):
-        parts += [torch.nn.Linear(before, after), torch.nn.ReLU()]
-    return torch.nn.Sequential(*parts, torch.nn.Linear(width, 10))
+def measure(chosen: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """One job.
+
+    Raises:
+        HostsError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "answer.json")
+        words = [str(Path(__file__).with_name("train_step_ranks.py")), "--kind", kind]
+        for name in ("steps", "batch", "inputs", "width", "layers"):
+            words += [f"--{name}", str(getattr(chosen, name))]
+        words += ["--json", str(answer)]
+        python = hosts.interpreter(chosen.mpi)
+        if chosen.hosts:
+            code = hosts.run([1] * chosen.hosts, python, words)
+        else:
+            launcher = [python, "-m", "ringdl", "run", "-n", str(chosen.ranks)]
+            code = subprocess.run([*launcher, *words], timeout=600, check=False).returncode
+        if code != 0:
+            raise hosts.HostsError(f"a job of {kind} ended with exit code {code}")
+        return json.loads(answer.read_text())
 
 
-def join_gloo(world: MPI.Comm) -> None:
-    """torch.distributed among the ranks that MPI has started."""
-    with socket.create_server(("", 0)) as free:
-        address = (socket.gethostbyname(socket.gethostname()), free.getsockname()[1])
-    host, port = world.bcast(address)
-    distributed.init_process_group(
-        "gloo", init_method=f"tcp://{host}:{port}", rank=world.rank, world_size=world.size
+def check_same(ours: Sequence[float], theirs: Sequence[float]) -> None:
+    """That both have learnt the same.
+
+    Raises:
+        HostsError: they have not.
+    """
+    if not all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(ours, theirs, strict=True)):
+        raise hosts.HostsError("ringdl and DDP ended with different parameters")
+
+
+def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all rounds say together."""
+    medians = {
+        kind: [statistics.median(jobs[kind]["seconds"]) for jobs in rounds] for kind in KINDS
+    }
+    ratios = {
+        other: statistics.median(
+            theirs / ours for theirs, ours in zip(medians[other], medians["ringdl"], strict=True)
+        )
+        for other in ("gloo", "alone")
+    }
+    hidden = [
+        1 - (ringdl - alone) / jobs["ringdl"]["communication"]
+        for ringdl, alone, jobs in zip(medians["ringdl"], medians["alone"], rounds, strict=True)
+    ]
+    first = rounds[0]["ringdl"]
+    return {
+        "machine": links.machine(),
+        "mpi": first["mpi"],
+        "torch": first["torch"],
+        "ranks": chosen.hosts or chosen.ranks,
+        "parameters": first["parameters"],
+        "ratios": ratios,
+        "communication": statistics.median(jobs["ringdl"]["communication"] for jobs in rounds),
+        "hidden": statistics.median(hidden),
+        "seconds": {kind: [jobs[kind]["seconds"] for jobs in rounds] for kind in KINDS},
+    }
+
+
+def lines(answer: dict[str, Any]) -> list[str]:
+    said = [f"{answer['parameters'] / 1e6:.1f} M parameters, {answer['ranks']} ranks"]
+    for kind, of_rounds in answer["seconds"].items():
+        times = [1e3 * second for seconds in of_rounds for second in seconds]
+        deciles = statistics.quantiles(times, n=10)
+        middle = statistics.median(times)
+        said.append(f"{kind:8}{middle:8.1f} ms  (p10 {deciles[0]:.1f}, p90 {deciles[-1]:.1f})")
+    said += [f"{other} / ringdl = {ratio:.2f}" for other, ratio in answer["ratios"].items()]
+    alone, hidden = 1e3 * answer["communication"], answer["hidden"]
+    return [*said, f"communication alone {alone:.1f} ms, of which {hidden:.0%} hidden"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def make_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...]
-) -> Callable[[], None]:
-    inputs, targets = batch
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-
-    return step
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40, help="of each kind, after two for warming")
+    parser.add_argument("--ranks", type=int, default=2, help="on this host")
+    parser.add_argument("--hosts", type=int, help="simulated ones, one rank on each, instead")
+    parser.add_argument("--rate", default="200mbit", help="of their links")
+    parser.add_argument("--mpi", default="openmpi", help="as hosts.py takes it")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--steps", type=int, default=15, help="of each job, after three for warming"
+    )
     parser.add_argument("--batch", type=int, default=32, help="rows per rank")
     parser.add_argument("--inputs", type=int, default=1024)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write all times to this file")
-    chosen = parser.parse_args()
-    hvd.init()
-    world = MPI.COMM_WORLD
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    join_gloo(world)
-    generator = torch.Generator().manual_seed(world.rank)
-    batch = (
-        torch.randn(chosen.batch, chosen.inputs, generator=generator),
-        torch.randint(10, (chosen.batch,), generator=generator),
-    )
-    kinds = ("ringdl", "gloo", "alone")
-    models = {n: make_model(chosen.inputs, chosen.width, chosen.layers) for n in kinds}
-    optimizers = {n: torch.optim.SGD(m.parameters(), lr=1e-3) for n, m in models.items()}
-    hvd.DistributedOptimizer(optimizers["ringdl"], models["ringdl"].named_parameters())
-    called = {**models, "gloo": DistributedDataParallel(models["gloo"])}
-    steps = {n: make_step(called[n], optimizers[n], batch) for n in models}
-    names = list(steps)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-2, chosen.steps):
-        for name in names[turn % 3 :] + names[: turn % 3]:
-            world.Barrier()
-            begin = time.perf_counter()
-            steps[name]()
-            mine = time.perf_counter() - begin
-            if turn >= 0:
-                seconds[name].append(world.allreduce(mine, MPI.MAX))
-    gradients = np.zeros(sum(p.numel() for p in models["ringdl"].parameters()), np.float32)
-    communication = []
-    for _ in range(5):
-        world.Barrier()
-        begin = time.perf_counter()
-        hvd.allreduce_(torch.from_numpy(gradients))
-        communication.append(world.allreduce(time.perf_counter() - begin, MPI.MAX))
-    for ours, theirs in zip(
-        models["ringdl"].parameters(), models["gloo"].parameters(), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    if world.rank == 0:
-        report(chosen, world, seconds, float(np.median(communication)), gradients.size)
-    world.Barrier()
-    distributed.destroy_process_group()
-
-
-def report(
-    chosen: argparse.Namespace,
-    world: MPI.Comm,
-    seconds: dict[str, list[float]],
-    communication: float,
-    parameters: int,
-) -> None:
-    version = " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
-    lines = [f"{parameters / 1e6:.1f} M parameters, {world.size} ranks, {version}"]
-    for name, times in seconds.items():
-        low, median, high = np.percentile(times, (10, 50, 90)) * 1e3
-        lines.append(f"{name:8} {median:8.1f} ms  (p10 {low:.1f}, p90 {high:.1f})")
-    ratios = {
-        other: float(np.median(np.array(seconds[other]) / np.array(seconds["ringdl"])))
-        for other in ("gloo", "alone")
-    }
-    lines += [f"{other} / ringdl = {ratio:.2f}" for other, ratio in ratios.items()]
-    visible = float(np.median(np.array(seconds["ringdl"]) - np.array(seconds["alone"])))
-    hidden = 1 - visible / communication
-    lines.append(f"communication alone {communication * 1e3:.1f} ms, of which {hidden:.0%} hidden")
-    sys.stdout.write("\n".join(lines) + "\n")
+    chosen = parser.parse_args(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rounds = []
+    try:
+        if chosen.hosts:
+            hosts.check_machine()
+            hosts.up(chosen.hosts, chosen.rate)
+        try:
+            for turn in range(chosen.rounds):
+                kinds = KINDS[turn % 3 :] + KINDS[: turn % 3]
+                rounds.append({kind: measure(chosen, kind) for kind in kinds})
+                check_same(rounds[-1]["ringdl"]["norms"], rounds[-1]["gloo"]["norms"])
+        finally:
+            if chosen.hosts:
+                hosts.down()
+    except hosts.HostsError as error:
+        print(f"train_step: {error}", file=sys.stderr)
+        return 2
+    answer = report(chosen, rounds)
+    print("\n".join(lines(answer)))
     if chosen.json:
-        text = Path("/proc/cpuinfo").read_text()
-        model = text.partition("model name")[2].partition("\n")[0].lstrip("\t :")
-        machine = {
-            "cpu": model,
-            "cores": len(os.sched_getaffinity(0)),
-            "kernel": platform.release(),
-        }
-        answer = {"machine": machine, "mpi": version, "torch": torch.__version__}
-        answer |= {"ranks": world.size, "parameters": parameters, "batch": chosen.batch}
-        answer |= {"ratios": ratios, "communication": communication, "hidden": hidden}
-        answer |= {"command": shlex.join(["bench/train_step.py", *sys.argv[1:]])}
-        answer["seconds"] = seconds
-        chosen.json.write_text(json.dumps(answer, indent=1) + "\n")
+        command = {"command": shlex.join(["python", "bench/train_step.py", *arguments])}
+        chosen.json.write_text(json.dumps(command | answer, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

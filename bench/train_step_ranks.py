@@ -1,0 +1,105 @@
+"""One job of `train_step.py`: training steps of one kind on all ranks, timed on the slowest."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+import ringdl.torch as hvd
+
+
+def make_model(inputs: int, width: int, layers: int) -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    sizes = [inputs] + [width] * layers
+    parts: list[torch.nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        parts += [torch.nn.Linear(before, after), torch.nn.ReLU()]
+    return torch.nn.Sequential(*parts, torch.nn.Linear(width, 10))
+
+
+def join_gloo(world: MPI.Comm) -> None:
+    """torch.distributed among the ranks that MPI has started."""
+    with socket.create_server(("", 0)) as free:
+        address = (socket.gethostbyname(socket.gethostname()), free.getsockname()[1])
+    host, port = world.bcast(address)
+    distributed.init_process_group(
+        "gloo", init_method=f"tcp://{host}:{port}", rank=world.rank, world_size=world.size
+    )
+
+
+def time_communication(world: MPI.Comm, parameters: int) -> float:
+    """The median seconds of one allreduce of all gradients, with nothing else to do."""
+    gradients = torch.zeros(parameters)
+    seconds = []
+    for _ in range(5):
+        world.Barrier()
+        begin = time.perf_counter()
+        hvd.allreduce_(gradients)
+        seconds.append(world.allreduce(time.perf_counter() - begin, MPI.MAX))
+    return float(np.median(seconds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=("ringdl", "gloo", "alone"), required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--inputs", type=int, required=True)
+    parser.add_argument("--width", type=int, required=True)
+    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    chosen = parser.parse_args()
+    world = MPI.COMM_WORLD
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    generator = torch.Generator().manual_seed(world.rank)
+    inputs = torch.randn(chosen.batch, chosen.inputs, generator=generator)
+    targets = torch.randint(10, (chosen.batch,), generator=generator)
+    model: torch.nn.Module = make_model(chosen.inputs, chosen.width, chosen.layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    parameters = list(model.parameters())
+    if chosen.kind == "ringdl":
+        hvd.init()
+        hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    elif chosen.kind == "gloo":
+        join_gloo(world)
+        model = DistributedDataParallel(model)
+    seconds = []
+    for turn in range(-3, chosen.steps):
+        world.Barrier()
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        slowest = world.allreduce(time.perf_counter() - begin, MPI.MAX)
+        if turn >= 0:
+            seconds.append(slowest)
+    count = sum(p.numel() for p in parameters)
+    answer = {
+        "mpi": " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split()),
+        "torch": torch.__version__,
+        "parameters": count,
+        "seconds": seconds,
+        "norms": [float(p.detach().double().norm()) for p in parameters],
+    }
+    if chosen.kind == "ringdl":
+        answer["communication"] = time_communication(world, count)
+    if world.rank == 0:
+        chosen.json.write_text(json.dumps(answer))
+    world.Barrier()
+    if chosen.kind == "gloo":
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
