@@ -5,13 +5,16 @@
 
 Each MPI, at MPI_THREAD_MULTIPLE and MPI_THREAD_SINGLE, gets jobs of its own, `python -m ringdl
 bench allreduce`, which take turns; needs the environments of `make test`, and takes Debian's Open
-MPI along if it is there. Machines change their speed between jobs: each time is divided by that of
-a memcpy of as many bytes by all ranks at once in the same job. "The best MPI" is the one whose
-normalized median is lowest, size by size; a ratio is its time over ringdl's in the same round, so
-more than 1 means that ringdl is faster. ringdl runs under each MPI at MPI_THREAD_MULTIPLE; its
-line is over all MPIs and rounds. With more ranks than cores, MPICH at MPI_THREAD_SINGLE is left
-out: it never yields there, so that a barrier of four ranks on two cores takes 8 ms, and 64 MiB take
-seconds. Arrays are of `ringdl.empty`, or "ordinary" ones of NumPy.
+MPI along if it is there. A ratio is of the times of an MPI and of ringdl, which alternate in one
+job: more than 1 means that ringdl is faster. "The best MPI" is the one whose median ratio is
+lowest, size by size. Two cores may change how they share caches from one job to the next, and flags
+then travel three times as long while a memcpy takes what it took; so ratios are not made of times
+of different jobs. Beside them, all times are divided by that of a memcpy of as many bytes by all
+ranks at once in the same job; ringdl's share of memcpy is over all jobs.
+
+With more ranks than cores, MPICH at MPI_THREAD_SINGLE is left out: it never yields there, so that a
+barrier of four ranks on two cores takes 8 ms, and 64 MiB take seconds. Arrays are of
+`ringdl.empty`, or "ordinary" ones of NumPy.
 """
 
 from __future__ import annotations
@@ -86,8 +89,7 @@ def rounds(chosen: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
         for mpi, level in jobs[turn % len(jobs) :] + jobs[: turn % len(jobs)]:
             for size, times in measure(pythons[mpi], level, chosen).items():
                 yield f"mpi {mpi} {level}", size, times["mpi"] / times["memcpy"]
-                if level == "multiple":
-                    yield f"ringdl {mpi}", size, times["ringdl"] / times["memcpy"]
+                yield f"ringdl {mpi} {level}", size, times["ringdl"] / times["memcpy"]
         print(f"round {turn + 1} of {chosen.rounds}", file=sys.stderr, flush=True)
 
 
@@ -95,18 +97,25 @@ def compare(times: Times) -> list[dict[str, Any]]:
     """For each size: how ringdl compares with the best MPI, and with memcpy."""
     rows = []
     for size in sorted({size for _, size in times}):
-        peers = {what: times[what, size] for what, at in times if at == size and "mpi " in what[:4]}
-        best = min(peers, key=lambda what: statistics.median(peers[what]))
-        own = [ts for (what, at), ts in times.items() if at == size and what not in peers]
-        ratios = [peer / mine for ts in own for peer, mine in zip(peers[best], ts, strict=True)]
+        own = {
+            what.removeprefix("ringdl "): ts
+            for (what, at), ts in times.items()
+            if at == size and what.startswith("ringdl ")
+        }
+        all_ratios = {
+            mpi: [peer / mine for peer, mine in zip(times[f"mpi {mpi}", size], ts, strict=True)]
+            for mpi, ts in own.items()
+        }
+        best = min(all_ratios, key=lambda mpi: statistics.median(all_ratios[mpi]))
+        ratios = all_ratios[best]
         quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         rows.append(
             {
                 "size": size,
-                "best_mpi": best.removeprefix("mpi "),
+                "best_mpi": best,
                 "ratio": round(statistics.median(ratios), 3),
                 "lower_quartile": round(quartiles[0], 3),
-                "of_memcpy": round(1 / statistics.median(t for ts in own for t in ts), 3),
+                "of_memcpy": round(1 / statistics.median(t for ts in own.values() for t in ts), 3),
             }
         )
     return rows

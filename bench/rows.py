@@ -77,7 +77,7 @@ MEASUREMENTS = (
         "ordinary-2",
         (
             *("bench/allreduce.py", "--ranks", "2", "--memory", "ordinary"),
-            *("--sizes", "64M", "256M", "--iterations", "10"),
+            *("--sizes", "64M", "256M", "--iterations", "5", "--warmups", "1"),
         ),
         ("--rounds", "2", "--sizes", "64M", "64M"),
     ),
@@ -103,7 +103,7 @@ MEASUREMENTS = (
         "step-hosts",
         (
             *("bench/train_step.py", "--hosts", "4", "--rate", "200mbit", "--batch", "1792"),
-            *("--inputs", "384", "--width", "384", "--layers", "16"),
+            *("--inputs", "384", "--width", "384", "--layers", "16", "--rounds", "8"),
         ),
         ("--rounds", "2"),
         needs_root=True,

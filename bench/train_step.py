@@ -1,8 +1,8 @@
 """A training step in PyTorch: ringdl, DDP over Gloo, and the same ranks computing alone.
 
     python bench/train_step.py --json bench/results/step.json
-    python bench/train_step.py --hosts 4 --rate 200mbit --inputs 512 --width 512 --layers 8 \
-        --batch 1280 --json bench/results/step-hosts.json
+    python bench/train_step.py --hosts 4 --rate 200mbit --inputs 384 --width 384 --layers 16 \
+        --batch 1792 --json bench/results/step-hosts.json
 
 Each has jobs of its own, as its users would, with one thread per rank; they take turns. (In one
 process, what one model frees is what the next one is given: computing alone, which asks the system
