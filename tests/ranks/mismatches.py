@@ -165,6 +165,6 @@ def check_mismatches_cost_no_memory(comm: Communicator) -> None:
                 comm.allreduce_(x, name="sick")
 
     # Each leaves 240 KB if its buffer is not let go.
-    expect_no_growth(mismatches, 100, 300, 8 << 20)
+    expect_no_growth(comm, mismatches, 100, 300, 8 << 20)
     many = [comm.allreduce_async_(np.ones(5000), ringdl.Sum, f"tag {i}") for i in range(300)]
     assert all((work.wait() == comm.size).all() for work in many), "tags are free again"

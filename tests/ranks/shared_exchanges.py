@@ -267,6 +267,5 @@ def check_memory_is_given_back(comm: Communicator) -> None:
                 comm.alltoall(x)
                 comm.broadcast_(x)
                 comm.reducescatter(x)
-        comm.barrier()
 
-    expect_no_growth(use, 3, 6, 8 << 20)
+    expect_no_growth(comm, use, 3, 6, 8 << 20)

@@ -76,7 +76,9 @@ def segments(comm: Communicator, segment_bytes: int) -> Iterator[None]:
         comm._engine.set_segment_bytes(256 << 10)
 
 
-def expect_no_growth(use: Callable[[int], None], warm: int, times: int, most_bytes: int) -> None:
+def expect_no_growth(
+    comm: Communicator, use: Callable[[int], None], warm: int, times: int, most_bytes: int
+) -> None:
     """After `use(warm)`, `use(times)` takes at most `most_bytes` more of this process's memory."""
 
     def resident_bytes() -> int:
@@ -85,6 +87,7 @@ def expect_no_growth(use: Callable[[int], None], warm: int, times: int, most_byt
     use(warm)
     before = resident_bytes()
     use(times)
+    comm.barrier()
     grown = resident_bytes() - before
     assert grown < most_bytes, f"{grown / 2**20:.1f} MiB more"
 
