@@ -9,20 +9,20 @@ process, what one model frees is what the next one is given: computing alone, wh
 for its gradients' memory anew in each step, would then get it for nothing.) SGD and the default
 zero_grad(); a step begins for all ranks at once, and its time is that of the slowest. ratios are of
 medians in the same round, and of those the median: above 1, ringdl is faster. The parameters that
-ringdl and DDP end with are compared. How long the gradients take by themselves is measured, too:
-what a step takes longer than computing alone is the part of it that computing does not hide.
+ringdl and DDP end with are compared, element by element. How long the gradients take by themselves
+is measured, too: what a step takes longer than computing alone is the part of it that computing
+does not hide.
 
 The default is two ranks on this host and a model of 27 million parameters. With ``--hosts``, one
 rank on each of so many simulated hosts (bench/hosts.py; as root): the second command has a model
-whose communication takes about as long as computing, and links so slow that what TCP takes of the
-cores that all hosts share is small beside that.
+whose communication takes about as long as computing. The hosts share this machine's cores, so TCP,
+which takes some of them, slows computing down; the slower the links, the less.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shlex
 import statistics
@@ -35,8 +35,11 @@ from typing import Any
 
 import hosts
 import links
+import numpy as np
+from numpy.typing import NDArray
 
 KINDS = ("ringdl", "gloo", "alone")
+Parameters = NDArray[np.float32]
 
 
 def measure(chosen: argparse.Namespace, kind: str) -> dict[str, Any]:
@@ -50,7 +53,8 @@ def measure(chosen: argparse.Namespace, kind: str) -> dict[str, Any]:
         words = [str(Path(__file__).with_name("train_step_ranks.py")), "--kind", kind]
         for name in ("steps", "batch", "inputs", "width", "layers"):
             words += [f"--{name}", str(getattr(chosen, name))]
-        words += ["--json", str(answer)]
+        learnt = Path(folder, "learnt.npy")
+        words += ["--json", str(answer), "--parameters", str(learnt)]
         python = hosts.interpreter(chosen.mpi)
         if chosen.hosts:
             code = hosts.run([1] * chosen.hosts, python, words)
@@ -59,17 +63,27 @@ def measure(chosen: argparse.Namespace, kind: str) -> dict[str, Any]:
             code = subprocess.run([*launcher, *words], timeout=600, check=False).returncode
         if code != 0:
             raise hosts.HostsError(f"a job of {kind} ended with exit code {code}")
-        return json.loads(answer.read_text())
+        return json.loads(answer.read_text()) | {"learnt": np.load(learnt)}
 
 
-def check_same(ours: Sequence[float], theirs: Sequence[float]) -> None:
-    """That both have learnt the same.
+def are_same(ours: Parameters, theirs: Parameters) -> bool:
+    """Whether both have learnt the same, element by element."""
+    return np.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def check_learnt(jobs: dict[str, dict[str, Any]]) -> None:
+    """That ringdl and DDP end with the same parameters, and a rank alone with others.
 
     Raises:
-        HostsError: they have not.
+        HostsError: they do not.
     """
-    if not all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(ours, theirs, strict=True)):
+    parameters = {kind: job.pop("learnt") for kind, job in jobs.items()}
+    if not are_same(parameters["ringdl"], parameters["gloo"]):
         raise hosts.HostsError("ringdl and DDP ended with different parameters")
+    if are_same(parameters["alone"], parameters["gloo"]):
+        raise hosts.HostsError(
+            "averaging changed nothing: more steps are needed to see that it did"
+        )
 
 
 def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -141,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
             for turn in range(chosen.rounds):
                 kinds = KINDS[turn % 3 :] + KINDS[: turn % 3]
                 rounds.append({kind: measure(chosen, kind) for kind in kinds})
-                check_same(rounds[-1]["ringdl"]["norms"], rounds[-1]["gloo"]["norms"])
+                check_learnt(rounds[-1])
         finally:
             if chosen.hosts:
                 hosts.down()

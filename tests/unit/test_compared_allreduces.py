@@ -22,6 +22,7 @@ def test_ratios_are_of_one_job_and_against_the_best() -> None:
     assert row["ratio"] == pytest.approx(1.4)
     assert row["lower_quartile"] == pytest.approx(1.2)
     assert row["of_memcpy"] == pytest.approx(1.0)
+    assert row["across_jobs"] == pytest.approx(1.45)
 
 
 def test_one_round_is_its_own_quartile() -> None:
