@@ -4,6 +4,7 @@ Start a script with ``mpirun`` (or ``python -m ringdl run``), call `init`, and a
 `allreduce`, with `Buckets`, or by wrapping the optimizer: see ``ringdl.torch``.
 """
 
+from ringdl._adasum import Adasum, AdasumOp
 from ringdl._buckets import Buckets
 from ringdl._communicator import Communicator
 from ringdl._custom_op import CustomOp, custom_op
@@ -37,6 +38,7 @@ from ringdl._default import (
     host_rank,
     init,
     is_initialized,
+    join,
     local_rank,
     local_size,
     rank,
@@ -51,10 +53,13 @@ from ringdl._default import (
     shutdown,
     size,
     split,
+    start_timeline,
     stats,
+    stop_timeline,
 )
 from ringdl._engine import Reduction
 from ringdl._errors import Error, MismatchError, StallError, UsageError
+from ringdl._metrics import average_metrics
 from ringdl._tuning import Tuning
 from ringdl._version import __version__
 from ringdl._work import GroupedWork, Work
@@ -66,6 +71,8 @@ Max = Reduction.Max
 Product = Reduction.Product
 
 __all__ = [
+    "Adasum",
+    "AdasumOp",
     "Average",
     "Buckets",
     "Communicator",
@@ -92,6 +99,7 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
+    "average_metrics",
     "barrier",
     "barrier_async",
     "broadcast",
@@ -113,6 +121,7 @@ __all__ = [
     "host_rank",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "rank",
@@ -127,5 +136,7 @@ __all__ = [
     "shutdown",
     "size",
     "split",
+    "start_timeline",
     "stats",
+    "stop_timeline",
 ]

@@ -166,6 +166,10 @@ def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, 
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
     mine = np.array([[digest, communicator._shared.next_bucket]])
     digests, numbers = communicator.allgather(mine, name="ringdl.buckets").T
+    if len(digests) < communicator.size:
+        raise UsageError(
+            "a rank has joined: make buckets and wrap optimizers before any rank calls join()"
+        )
     if (digests == digests[0]).all() and "error" not in terms:
         return int(numbers.max())
     lengths = communicator.allgather(np.array([len(text)]), name="ringdl.buckets.lengths")

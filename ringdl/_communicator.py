@@ -129,6 +129,8 @@ class Communicator(Reductions, Objects):
         mine = np.array([[color is not None, color or 0, key]], np.int64)
         with one_of_several_steps():
             others = self.allgather(mine, name="ringdl.split").tolist()
+        if len(others) < self.size:
+            raise UsageError("split: a rank has joined; split before any rank calls join()")
         number = self._count("split")
         if color is None:
             return None
@@ -164,6 +166,32 @@ class Communicator(Reductions, Objects):
         if self.rank not in listed:
             return None
         return self._make_group(listed, ("group", self._count("group", *listed)))
+
+    def join(self, timeout: float | None = None) -> int:
+        """Wait until all ranks have called this, and take part in what the others do until then.
+
+        For ranks that run out of data before the others: this one submits nothing more, and
+        answers each collective of the others as if it had nothing to add. Reductions get what
+        changes nothing (averages still divide by the number of ranks), buckets get no gradients,
+        allgather, gather and alltoall no rows, and what broadcast and scatter bring is dropped.
+        `Communicator.allgather_object` returns the objects of those who are left. Then no other
+        rank may make buckets or `split`, or name this one as a root.
+
+        Args:
+            timeout: seconds without any call of the others, by default RINGDL_TIMEOUT.
+
+        Returns:
+            The rank that came last, the same on all ranks: the one for which most works had been
+            submitted until then, and of several the highest. It has the newest parameters.
+
+        Raises:
+            StallError: the timeout is over. This rank goes on to answer the others: call again.
+            MismatchError: a rank has shut down without joining.
+            UsageError: this is not the communicator of all ranks.
+        """
+        if self._group is not None:
+            raise UsageError("join: call it on the communicator that this one was made from")
+        return self._engine.join(self._timeout if timeout is None else timeout)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """Make an array in memory that the ranks of this host share. Not collective.
@@ -257,6 +285,10 @@ class Communicator(Reductions, Objects):
                 self._shared.mpi, None if self._group is None else self._group.ranks
             )
         _mpi.allreduce(self._mpi, operand, op)
+
+    def __deepcopy__(self, memo: Any) -> Communicator:
+        """The same one, in a copy of what refers to it."""
+        return self
 
     def __repr__(self) -> str:
         return f"<ringdl.Communicator rank {self.rank} of {self.size}>"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from ringdl import _engine
+from ringdl import _engine, _timeline
 from ringdl._communicator import Communicator, Shared
 from ringdl._engine import Algorithm
 from ringdl._errors import Error, UsageError
@@ -54,8 +54,11 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     launcher = detect(os.environ)
     settings = read_settings(os.environ)
     if comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
-        _default = Communicator(_engine.alone(), settings=settings)
-        _tune(_default, settings, tuning)
+        alone = Communicator(_engine.alone(), settings=settings)
+        _tune(alone, settings, tuning)
+        if settings.timeline is not None:
+            _timeline.start(alone, settings.timeline)
+        _default = alone
     else:
         _default = _init_over_mpi(launcher, comm, settings, tuning)
     _engine.set_default(_default._engine, _default._finish_allreduce)
@@ -82,6 +85,8 @@ def _init_over_mpi(
     if agreed.shared_memory and communicator.host_count < communicator.size:
         shared.shares_memory = share_memory(communicator, hosts.numbers)
     _tune(communicator, agreed, tuning)
+    if agreed.timeline is not None:
+        _timeline.start(communicator, agreed.timeline)
     engine.forget_submitters()
     if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):  # the script has no use for it
         _engine.dump_on_signal(signal.SIGUSR1)
@@ -158,11 +163,45 @@ def shutdown() -> None:
     if _default is not None:
         _engine.set_default(None, None)
         try:
+            try:
+                _timeline.stop_if_recording()
+            except Error:  # the others wait for this rank all the same
+                _default.shutdown()
+                raise
             _default.shutdown()
         except Error:
             _default = None
             raise
         _default = None  # an interrupted shutdown may be repeated
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Record what happens on all ranks, until `stop_timeline` or `shutdown`. Collective.
+
+    The file is JSON that https://ui.perfetto.dev opens: for each rank its works, with their
+    algorithms and bytes, the waits for them, and, with ``ringdl.torch``, the hooks of gradients.
+    About 10 us per work; a million works and waits per rank at most. RINGDL_TIMELINE=FILE does so
+    from `init` on.
+
+    Args:
+        file_path: where rank 0 writes.
+        mark_cycles: ignored: there are no cycles.
+
+    Raises:
+        UsageError: rank 0 cannot write the file, or a timeline is being recorded already.
+    """
+    del mark_cycles
+    _timeline.start(get_communicator(), file_path)
+
+
+def stop_timeline() -> None:
+    """End what `start_timeline` began, and write the file. Collective.
+
+    Raises:
+        UsageError: no timeline is being recorded.
+    """
+    get_communicator()
+    _timeline.stop()
 
 
 def is_initialized() -> bool:
@@ -228,6 +267,7 @@ def _of_default(
 
 empty = _of_default(Communicator.empty)
 stats = _of_default(Communicator.stats)
+join = _of_default(Communicator.join)
 split = _of_default(Communicator.split)
 group = _of_default(Communicator.group)
 allreduce = _of_default(Communicator.allreduce)

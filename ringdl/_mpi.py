@@ -257,3 +257,41 @@ def _tell_captured() -> None:
 def _version(mpi: Any) -> str:
     first = str(mpi.Get_library_version()).split(",")[0].splitlines()[0]
     return " ".join(first.replace("Version:", "").split())  # "MPICH 5.0.2"
+
+
+def has_thread_multiple() -> bool:
+    """Whether MPI lets any thread call it."""
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+def communicator_of(ranks: list[int]) -> Any:
+    """An mpi4py communicator of some ranks of MPI.COMM_WORLD, which call this alone.
+
+    Raises:
+        UsageError: this rank is not one of them.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if world.rank not in ranks:
+        raise UsageError(
+            f"rank {world.rank} is not among the ranks {ranks} that init() was given; call it on "
+            "those alone"
+        )
+    return world.Create_group(world.Get_group().Incl(ranks))
+
+
+def translate_ranks(comm: Any, whole: Any) -> list[int]:
+    """The ranks of one mpi4py communicator as another one counts them.
+
+    Raises:
+        UsageError: some are not in it.
+    """
+    from mpi4py import MPI
+
+    translated = MPI.Group.Translate_ranks(comm.Get_group(), None, whole.Get_group())
+    if MPI.UNDEFINED in translated:
+        raise UsageError("the communicator has ranks that init() was not given")
+    return list(translated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from ringdl._exchanges import Exchanges
@@ -17,7 +18,7 @@ class Objects(Exchanges):
     def broadcast_object(
         self, obj: Any, root: int = 0, name: str | None = None, timeout: float | None = None
     ) -> Any:
-        """Copy a Python object from the root to all ranks, by pickle.
+        """Copy a Python object from the root to all ranks, by pickle (or cloudpickle, if need be).
 
         Args:
             obj: the object on the root; what others pass is ignored.
@@ -73,4 +74,14 @@ def _pickled(obj: Any) -> NDArray[Any]:
 
     import numpy as np
 
-    return np.frombuffer(bytearray(pickle.dumps(obj)), np.uint8)
+    try:
+        payload = pickle.dumps(obj)
+    except (pickle.PicklingError, AttributeError, TypeError):  # a lambda, say
+        try:
+            cloudpickle: Any = importlib.import_module("cloudpickle")
+        except ImportError:
+            cloudpickle = None
+        if cloudpickle is None:
+            raise
+        payload = cloudpickle.dumps(obj)
+    return np.frombuffer(bytearray(payload), np.uint8)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ringdl import _arrays, _engine, _fusion
+from ringdl._adasum import Adasum, AdasumOp
 from ringdl._base import Base
 from ringdl._engine import Algorithm, DType, Kind, Reduction
 from ringdl._errors import UsageError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 AlgorithmName = Literal["ring", "doubling", "mpi", "direct", "hierarchical"]
 CompressionName = Literal["float16", "bfloat16"]
+Op: TypeAlias = "Reduction | AdasumOp | CustomOp"
 
 
 class Reductions(Base):
@@ -25,7 +27,7 @@ class Reductions(Base):
     def allreduce(
         self,
         x: Any,
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
         *,
@@ -44,11 +46,11 @@ class Reductions(Base):
             x: a NumPy array or torch CPU tensor of any shape; same shape and dtype on all ranks.
             op: Average (default), Sum, Min, Max or Product. Integers wrap, and their average
                 truncates towards zero. bool: sum and max are "or", the others "and". Min and max
-                propagate NaN. Or what `custom_op` returns.
+                propagate NaN. Or `Adasum`, or what `custom_op` returns.
             name: what the call is matched by; by default its number among unnamed allreduces.
             timeout: seconds until StallError.
             algorithm: "direct" (ranks that share memory), "hierarchical" (several hosts with such
-                ranks), "ring", "doubling" (arrays up to a segment), or "mpi" for MPI's own
+                ranks), "ring", "doubling" (for small arrays), or "mpi" for MPI's own
                 Allreduce, which promises no equal bits and must be the only work in flight; the
                 same on all ranks. By default chosen by size.
             compression: what float32 travels as between hosts, half as many bytes: "float16" or
@@ -69,7 +71,7 @@ class Reductions(Base):
     def allreduce_(
         self,
         x: Any,
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
         *,
@@ -90,7 +92,7 @@ class Reductions(Base):
     def allreduce_async(
         self,
         x: Any,
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
         *,
         algorithm: AlgorithmName | None = None,
@@ -103,7 +105,7 @@ class Reductions(Base):
     def allreduce_async_(
         self,
         x: Any,
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
         *,
         algorithm: AlgorithmName | None = None,
@@ -120,37 +122,46 @@ class Reductions(Base):
     def grouped_allreduce(
         self,
         xs: Sequence[Any],
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
+        *,
+        compression: CompressionName | None = None,
     ) -> list[Any]:
         """Like `allreduce` of each array, in fewer messages: see `grouped_allreduce_async_`."""
-        return self.grouped_allreduce_async([*xs], op, name).wait(timeout)
+        return self.grouped_allreduce_async(xs, op, name, compression=compression).wait(timeout)
 
     def grouped_allreduce_(
         self,
         xs: Sequence[Any],
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
+        *,
+        compression: CompressionName | None = None,
     ) -> list[Any]:
         """Like `grouped_allreduce`, in place. Returns the arrays."""
-        return self.grouped_allreduce_async_(xs, op, name).wait(timeout)
+        return self.grouped_allreduce_async_(xs, op, name, compression=compression).wait(timeout)
 
     def grouped_allreduce_async(
         self,
         xs: Sequence[Any],
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
+        *,
+        compression: CompressionName | None = None,
     ) -> GroupedWork:
         """Like `grouped_allreduce`, but return at once."""
-        return self.grouped_allreduce_async_([_arrays.copy_of(x) for x in xs], op, name)
+        copies = [_arrays.copy_of(x) for x in xs]
+        return self.grouped_allreduce_async_(copies, op, name, compression=compression)
 
     def grouped_allreduce_async_(
         self,
         xs: Sequence[Any],
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
+        *,
+        compression: CompressionName | None = None,
     ) -> GroupedWork:
         """Start to reduce several arrays as one, in place.
 
@@ -161,6 +172,7 @@ class Reductions(Base):
             xs: arrays as in `allreduce`; dtypes may differ.
             op: as in `allreduce`, for all.
             name: what the call is matched by.
+            compression: as in `allreduce`, of the float32 arrays among them.
 
         Returns:
             One work for all; its ``wait()`` returns the arrays.
@@ -172,11 +184,12 @@ class Reductions(Base):
         for operand in operands:
             _arrays.dtype_of(operand)
             _operation(op, operand)
-        parts = _fusion.fuse(operands)
+        parts = [(each, []) for each in operands] if op is Adasum else _fusion.fuse(operands)
         works = []
         for number, (operand, _) in enumerate(parts):
             part_name = None if name is None else f"{name} ({number + 1} of {len(parts)})"
-            works.append(self._reduce(operand, op, part_name, None, None, is_async=True))
+            wire = compression if _arrays.dtype_of(operand) == DType.float32 else None
+            works.append(self._reduce(operand, op, part_name, None, wire, is_async=True))
 
         def finish() -> list[Any]:
             for part in parts:
@@ -188,7 +201,7 @@ class Reductions(Base):
     def reducescatter(
         self,
         x: Any,
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
     ) -> Any:
@@ -217,7 +230,7 @@ class Reductions(Base):
     def reducescatter_async(
         self,
         x: Any,
-        op: Reduction | CustomOp = Reduction.Average,
+        op: Op = Reduction.Average,
         name: str | None = None,
     ) -> Work:
         """Like `reducescatter`, but return at once; `x` must not change until the work ends."""
@@ -226,7 +239,7 @@ class Reductions(Base):
     def _allreduce(
         self,
         x: Any,
-        op: Reduction | CustomOp,
+        op: Op,
         name: str | None,
         algorithm: AlgorithmName | None,
         compression: CompressionName | None,
@@ -239,13 +252,17 @@ class Reductions(Base):
     def _reduce(
         self,
         operand: _arrays.Operand,
-        op: Reduction | CustomOp,
+        op: Op,
         name: str | None,
         algorithm: AlgorithmName | None,
         compression: CompressionName | None,
         *,
         is_async: bool,
     ) -> Work:
+        if op is Adasum:  # which needs arrays whole
+            if algorithm not in (None, "doubling"):
+                raise UsageError(f"Adasum goes by recursive doubling, not by {algorithm!r}")
+            algorithm = "doubling"
         return self._submit(
             Kind.allreduce,
             operand,
@@ -257,10 +274,10 @@ class Reductions(Base):
             **_operation(op, operand),
         )
 
-    def _reducescatter(
-        self, x: Any, op: Reduction | CustomOp, name: str | None, *, is_async: bool
-    ) -> Work:
+    def _reducescatter(self, x: Any, op: Op, name: str | None, *, is_async: bool) -> Work:
         operand = _arrays.operand(x, written=False)
+        if op is Adasum:
+            raise UsageError("Adasum needs arrays whole; take allreduce, not reducescatter")
         if x.ndim == 0:
             raise UsageError("reducescatter deals rows, and an array without axes has none")
         rows, size, rank = x.shape[0], self.size, self.rank
@@ -280,9 +297,7 @@ class Reductions(Base):
     def _finish_allreduce(self, begun: _engine.Work, x: Any, timeout: float | None = None) -> Any:
         return Work(self._engine, begun, self._timeout, lambda: x).wait(timeout)
 
-    def _allreduce_by_mpi(
-        self, x: Any, op: Reduction | CustomOp, name: str | None, timeout: float | None
-    ) -> Any:
+    def _allreduce_by_mpi(self, x: Any, op: Op, name: str | None, timeout: float | None) -> Any:
         if not isinstance(op, Reduction):
             raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
         operand = _arrays.operand(x, written=True)
@@ -318,7 +333,7 @@ def _algorithm(name: str) -> Algorithm:
     return Algorithm[name]
 
 
-def _operation(op: Reduction | CustomOp, operand: _arrays.Operand) -> dict[str, Any]:
+def _operation(op: Op, operand: _arrays.Operand) -> dict[str, Any]:
     """How the engine is told of a reduction.
 
     Raises:
@@ -328,7 +343,7 @@ def _operation(op: Reduction | CustomOp, operand: _arrays.Operand) -> dict[str, 
         return {"reduction": op}
     if not hasattr(op, "operation"):
         raise UsageError(
-            f"op is {op!r}; take ringdl.Average, Sum, Min, Max, Product, or what ringdl.custom_op "
-            "returns"
+            f"op is {op!r}; take ringdl.Average, Sum, Min, Max, Product, Adasum, or what "
+            "ringdl.custom_op returns"
         )
     return {"operation": op.operation(_arrays.dtype_of(operand))}

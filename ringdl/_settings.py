@@ -33,6 +33,7 @@ class Settings:
         shared_memory: whether ranks of one host use one another's memory (RINGDL_SHARED_MEMORY=0:
             no).
         debug: whether all ranks that have such a work then print all of theirs (RINGDL_DEBUG=1).
+        timeline: a file for what happens from `init` to `shutdown` (RINGDL_TIMELINE); None: none.
     """
 
     timeout: float = 600.0
@@ -42,6 +43,7 @@ class Settings:
     tuning: str | None = None
     shared_memory: bool = True
     debug: bool = False
+    timeline: str | None = None
 
 
 def default_segment_bytes(host_count: int) -> int:
@@ -82,6 +84,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         tuning=environ.get("RINGDL_TUNING") or None,
         shared_memory=environ.get("RINGDL_SHARED_MEMORY", "1") != "0",
         debug=environ.get("RINGDL_DEBUG", "0") not in ("", "0"),
+        timeline=environ.get("RINGDL_TIMELINE") or None,
     )
 
 

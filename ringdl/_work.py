@@ -61,6 +61,8 @@ class Work(_Waitable):
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not. Never blocks."""
+        if not self._work.ended:
+            self._engine.look()  # below MPI_THREAD_MULTIPLE nothing else moves it
         return self._work.ended
 
     def wait(self, timeout: float | None = None) -> Any:

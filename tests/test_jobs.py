@@ -4,6 +4,7 @@ RINGDL_TEST_ALL=1 tries every way to end on 2 and on 3 ranks. After every job no
 be left.
 """
 
+import json
 import os
 import re
 import shlex
@@ -146,6 +147,17 @@ def run_ranks(
 ) -> Ended:
     command = [python, "-m", "ringdl", "run", "-n", str(ranks), str(JOBS / script), *arguments]
     return run_job(command, folder, during=during, timeout=timeout, **environment)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_timeline(mpi_python: str, ranks: int, tmp_path: Path) -> None:
+    """From init to the end of the program, of all ranks."""
+    file = tmp_path / "timeline.json"
+    ended = run_ranks(mpi_python, ranks, "hello.py", folder=tmp_path, RINGDL_TIMELINE=str(file))
+    assert ended.code == 0, ended.text
+    events = json.loads(file.read_text())["traceEvents"]
+    begun = [event for event in events if event["ph"] == "b" and "allreduce" in event["name"]]
+    assert sorted(event["pid"] for event in begun) == list(range(ranks))
 
 
 @cache

@@ -152,7 +152,11 @@ void bind_communicator(nb::module_& module) {
       .def(
           "group",
           [](const Communicator& self, std::vector<int> ranks, uint64_t salt) {
-            return group_of(std::move(ranks), self.engine->rank(), self.engine->size(), salt);
+            SharedGroup group =
+                group_of(std::move(ranks), self.engine->rank(), self.engine->size(), salt);
+            const nb::gil_scoped_release release;
+            self.engine->know_group(group);
+            return group;
           },
           nb::arg("ranks"), nb::arg("salt"))
       .def(
@@ -176,6 +180,18 @@ void bind_communicator(nb::module_& module) {
             self.let_go_of_ended();
           },
           nb::arg("work"), nb::arg("timeout"), nb::arg("for_good"))
+      .def(
+          "join",
+          [](Communicator& self, double timeout) {
+            const nb::gil_scoped_release release;
+            return self.engine->join(to_ns(timeout), check_signals);
+          },
+          nb::arg("timeout"))
+      .def("look",
+           [](Communicator& self) {
+             const nb::gil_scoped_release release;
+             self.engine->look();
+           })
       .def("forget_submitters",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
@@ -240,6 +256,25 @@ void bind_communicator(nb::module_& module) {
             self.engine->set_watchdog(to_ns(after), dumps);
           },
           nb::arg("after"), nb::arg("dumps"))
+      .def("start_trace",
+           [](Communicator& self) {
+             const nb::gil_scoped_release release;
+             self.engine->start_trace();
+           })
+      .def("stop_trace",
+           [](Communicator& self) {
+             std::vector<Trace::Event> events;
+             {
+               const nb::gil_scoped_release release;
+               events = self.engine->stop_trace();
+             }
+             nb::list list;
+             for (const Trace::Event& event : events) {
+               list.append(nb::make_tuple(event.name, event.algorithm, event.bytes, event.begin_ns,
+                                          event.end_ns, event.thread));
+             }
+             return list;
+           })
       .def("stats", [](const Communicator& self) {
         const nb::gil_scoped_release release;
         return self.engine->stats();

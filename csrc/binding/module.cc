@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "binding/binding.h"
 #include "engine/engine.h"
+#include "reduce/adasum.h"
 #include "reduce/reduce.h"
 #include "reduce/stream.h"
 
@@ -113,6 +114,17 @@ NB_MODULE(_engine, module) {
         stream_fence();
       },
       nb::arg("into"), nb::arg("source"));
+  module.def(
+      "adasum_operation",
+      [](DType dtype) {
+        const CustomKernel kernel = find_adasum(dtype);
+        if (kernel == nullptr) {
+          throw UsageError("Adasum is for floating-point arrays, not for " +
+                           std::string(name_of(dtype)));
+        }
+        return CustomOperation{{kernel, kAdasumDigest, "Adasum"}, nb::none()};
+      },
+      nb::arg("dtype"));
   module.def("simd_level", [] { return std::string(name_of(detect_simd_level())); });
 
   bind_communicator(module);

@@ -25,8 +25,7 @@ constexpr std::string_view name_of(Algorithm algorithm) {
   return names[static_cast<int>(algorithm)];
 }
 
-/// Arrays of so many bytes recursive doubling takes, however short segments are: it sends an array
-/// as one message.
+/// Recursive doubling sends arrays of so many bytes as one message, however short segments are.
 inline constexpr size_t kDoublingBytes = 16 << 10;
 
 /// What an algorithm takes: for a step, in which a rank waits for another, and for a byte that
@@ -49,7 +48,8 @@ struct CostModel {
 /// `python -m ringdl tune` finds what is right elsewhere.
 CostModel default_costs();
 
-/// Whether an algorithm can reduce so many bytes over these ranks.
+/// Whether an algorithm can reduce so many bytes over these ranks; recursive doubling, which sends
+/// arrays whole, is only thought of for those that are one message.
 /// @param segment_bytes  what travels at once
 bool is_possible(Algorithm algorithm, size_t bytes, const HostLayout& layout, size_t segment_bytes);
 

@@ -9,8 +9,8 @@ namespace ringdl {
 // With F the largest power of two that is at most P, the first 2(P-F) ranks are pairs of an even
 // rank, which hands its array in, and an odd one, which adds it. The F ranks that are left are
 // numbered in order. In round k they are taken in blocks of 2^(k+1): each exchanges with its mirror
-// image in the block, after which a block has the same bits. So every edge carries at most one
-// message in each direction, and who is next to whom in the order meets in some round: the header
+// image in the block, after which a block has the same bits. So every edge carries an array at most
+// once in each direction, and who is next to whom in the order meets in some round: the header
 // for the next rank goes with a message that is sent anyway, but for the edges to the pairs.
 //
 // combine() writes its left operand, which must be the lower rank's: the lower one adds into the
@@ -18,12 +18,15 @@ namespace ringdl {
 // becomes what it has.
 
 RecursiveDoubling::RecursiveDoubling(std::byte* data, size_t bytes, Reducer reducer, int rank,
-                                     int size)
+                                     int size, size_t segment_bytes)
     : data_(data),
       bytes_(bytes),
       reducer_(reducer),
       rank_(rank),
       size_(size),
+      segment_bytes_(segment_bytes),
+      segments_(
+          std::max<int64_t>(1, static_cast<int64_t>((bytes + segment_bytes - 1) / segment_bytes))),
       slot_bytes_((bytes + 63) / 64 * 64),
       current_(data) {
   const int full = static_cast<int>(std::bit_floor(static_cast<unsigned>(size)));
@@ -39,12 +42,28 @@ RecursiveDoubling::RecursiveDoubling(std::byte* data, size_t bytes, Reducer redu
     partners_.push_back(other < extra ? 2 * other + 1 : other + extra);
   }
   scratch_ = Buffer(partners_.size() * slot_bytes_);
+  posted_.assign(partners_.size(), 0);
 }
 
 void RecursiveDoubling::prepare(Channel& channel) {
   prepared_ = true;
   for (size_t round = 0; round < partners_.size(); ++round) {
-    channel.receive(partners_[round], slot(round), bytes_);
+    receive_more(channel, partners_[round], slot(round), posted_[round]);
+  }
+}
+
+void RecursiveDoubling::send_more(Channel& channel, int to, const std::byte* data) {
+  for (; launched_ < segments_ && launched_ < channel.sent(to) + 2 * kDepth; ++launched_) {
+    const size_t begin = static_cast<size_t>(launched_) * segment_bytes_;
+    channel.send(to, data + begin, std::min(segment_bytes_, bytes_ - begin));
+  }
+}
+
+void RecursiveDoubling::receive_more(Channel& channel, int from, std::byte* data,
+                                     int64_t& posted) const {
+  for (; posted < segments_ && posted < channel.received(from) + kDepth; ++posted) {
+    const size_t begin = static_cast<size_t>(posted) * segment_bytes_;
+    channel.receive(from, data + begin, std::min(segment_bytes_, bytes_ - begin));
   }
 }
 
@@ -56,22 +75,21 @@ bool RecursiveDoubling::greets_next() const {
 
 bool RecursiveDoubling::hand_in(Channel& channel) {
   const int neighbour = rank_ + 1;
-  if (!launched_) channel.send(neighbour, data_, bytes_);
-  launched_ = true;
-  if (channel.sent(neighbour) == 0) return false;
-  if (!collects_) channel.receive(neighbour, data_, bytes_);
-  collects_ = true;
-  return channel.received(neighbour) == 1;
+  send_more(channel, neighbour, data_);
+  if (!has_sent(channel, neighbour)) return false;
+  receive_more(channel, neighbour, data_, collected_);
+  return has_received(channel, neighbour);
 }
 
 bool RecursiveDoubling::exchange(Channel& channel) {
   while (round_ < partners_.size()) {
     const int partner = partners_[round_];
     const bool handed_in = hands_out_ && round_ == 0;
-    if (!launched_ && !handed_in) channel.send(partner, current_, bytes_);
-    launched_ = true;
-    if (channel.received(partner) == 0) return false;
-    if (rank_ < partner && channel.sent(partner) == 0) return false;
+    if (!handed_in) send_more(channel, partner, current_);
+    receive_more(channel, partner, slot(round_), posted_[round_]);
+    if (!has_received(channel, partner)) return false;
+    if (!handed_in && launched_ < segments_) return false;
+    if (rank_ < partner && !has_sent(channel, partner)) return false;
     std::byte* const theirs = slot(round_);
     std::byte* const left = partner < rank_ ? theirs : current_;
     const std::byte* const right = partner < rank_ ? current_ : theirs;
@@ -82,16 +100,15 @@ bool RecursiveDoubling::exchange(Channel& channel) {
       reducer_.combine(left, right, bytes_);
     }
     current_ = left;
-    launched_ = false;
+    launched_ = 0;
   }
   return true;
 }
 
 bool RecursiveDoubling::hand_out(Channel& channel) {
-  if (hands_out_ && !launched_) channel.send(rank_ - 1, current_, bytes_);
-  launched_ = true;
+  if (hands_out_) send_more(channel, rank_ - 1, current_);
   for (const int partner : partners_) {
-    if (channel.sent(partner) == 0) return false;
+    if (!has_sent(channel, partner)) return false;
   }
   if (current_ != data_ && bytes_ > 0) std::memcpy(data_, current_, bytes_);
   return true;

@@ -29,7 +29,7 @@ void Engine::add_bucket(int64_t number, std::shared_ptr<const void> memory, void
   bucket.shared = std::move(shared);
   bucket_next_[number] = group->ranks[static_cast<size_t>((group->rank + 1) % group->size())];
   const Key key{KeySpace::kBucket, static_cast<uint64_t>(number), 0};
-  bucket.failure = matching_.take(key).failure;  // another rank has dropped it already
+  bucket.failure = matching_.take(key).failure.text;  // another rank has dropped it already
   if (bucket.failure.empty()) prepare_bucket(number, bucket);
 }
 
@@ -41,6 +41,7 @@ void Engine::prepare_bucket(int64_t number, Bucket& bucket) {
   Description description;
   description.kind = Kind::kAllreduce;
   description.dtype = bucket.dtype;
+  description.count = static_cast<int64_t>(bucket.bytes / item_bytes(bucket.dtype));
   description.reduction = bucket.reduction;
   set_name(description, bucket.label);
   auto work = std::make_shared<Work>(next_id_++, key, description, bucket.group);
@@ -86,8 +87,13 @@ std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
     throw UsageError(bucket.label + " is in flight; wait for it before launching it again");
   }
   note_submitter();
+  return launch(bucket);
+}
+
+std::shared_ptr<Work> Engine::launch(Bucket& bucket) {
   const std::shared_ptr<Work> work = std::exchange(bucket.prepared, nullptr);
   bucket.running = work;
+  tell_joined_ranks(*work);
   matching_.advance(work->key);
   work->begin_ns = now_ns();
   in_flight_[work->key] = work;
@@ -109,8 +115,8 @@ void Engine::remove_bucket(int64_t number) {
   const std::shared_ptr<Work> running = bucket.running;
   buckets_.erase(found);
   if (running && !running->ended()) {
-    fail_everywhere(*running, running->label() + " was dropped on rank " + std::to_string(rank_) +
-                                  " while in flight; keep the buckets until wait() has returned");
+    fail_everywhere(*running, {running->label() + " was dropped on rank " + std::to_string(rank_) +
+                               " while in flight; keep the buckets until wait() has returned"});
   }
 }
 

@@ -32,6 +32,7 @@ Description describe(const Call& call) {
   description.wire = call.dtype;
   description.reduction = call.reduction;
   description.root = call.root;
+  description.group = call.group ? call.group->id : 0;
   description.dimensions = static_cast<int32_t>(call.shape.size());
   description.count = 1;
   const size_t first = has_uneven_rows(call.kind) ? 1 : 0;

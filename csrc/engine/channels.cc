@@ -33,7 +33,7 @@ void KeyedChannel::send(int to, const void* data, size_t bytes) {
 void KeyedChannel::announce(bool can_wait) {
   announced_ = true;
   Edge& edge = out_[next()];
-  if (!can_wait || edge.stream.next() > 0) greet(next(), edge);
+  if (!edge.greeted && (!can_wait || edge.stream.next() > 0)) greet(next(), edge);
 }
 
 void KeyedChannel::greet(int to, Edge& edge) {

@@ -75,7 +75,7 @@ void Engine::give_up() noexcept try {
   }
   while (!in_flight_.empty()) {
     const std::shared_ptr<Work> work = in_flight_.begin()->second;
-    fail(work, "the communicator was destroyed while " + work->label() + " was in flight");
+    fail(work, {"the communicator was destroyed while " + work->label() + " was in flight"});
   }
   for (const auto& drain : drains_) {
     if (drain->receive) transport_->withdraw(*drain->receive);
@@ -132,9 +132,18 @@ void Engine::note_submitter() {
   if (shutting_down_ || left_[static_cast<size_t>(rank_)]) {
     throw UsageError("ringdl is shutting down; call ringdl.init() first");
   }
+  refuse_joined_unlocked();
   const std::thread::id caller = std::this_thread::get_id();
   if (!submitter_) submitter_ = caller;
   if (*submitter_ != caller) one_submitter_ = false;
+}
+
+void Engine::refuse_joined_unlocked() const {
+  if (joining_) {
+    throw UsageError(
+        "this rank has called join() and only answers calls of others until all ranks "
+        "have; wait for join() to return");
+  }
 }
 
 void Engine::forget_submitters() {
@@ -160,31 +169,37 @@ std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
     throw UsageError(std::to_string(tag_layout_.pooled) +
                      " works are in flight on this rank; wait for some before submitting more");
   }
-  const SharedGroup& group = call.group ? call.group : all_;
-  const SharedLayout layout = find_layout(*group);
-  const bool is_shared = layout->hosts.size() < group->ranks.size();
-  const Description description = header_of(call, *layout);
+  note_submitter();
+  const Description description = header_of(call, *find_layout(call.group ? *call.group : *all_));
   std::shared_ptr<Buffer> stand_in;  // see row_bytes()
   if (has_uneven_rows(call.kind) && bytes_of(call) > 0 && description.count == 0) {
     stand_in = std::make_shared<Buffer>(bytes_of(call));
     std::fill_n(stand_in->data(), stand_in->size(), std::byte{0});
     data = stand_in->data();
   }
-  auto collective = make_collective(call, description, data, *group, options_.segment_bytes,
-                                    is_shared ? window_ : nullptr, layout);
   if (description.algorithm == Algorithm::kMpi && !in_flight_.empty()) {
     throw UsageError(std::to_string(in_flight_.size()) +
                      " works are in flight on this rank; MPI's own allreduce needs that there are "
                      "none: wait for them first, or take another algorithm");
   }
-  note_submitter();
-  const Key key = key_of(call, *group);
-  if (slots_ && call.kind == Kind::kAllreduce && call.name.empty() && group->is_all()) {
-    slots_->pass(key.instance);
-  }
+  const Key key = key_of(call, call.group ? *call.group : *all_);
+  return submit_as(key, call, description, data, std::move(stand_in));
+}
+
+std::shared_ptr<Work> Engine::submit_as(const Key& key, const Call& call,
+                                        const Description& description, void* data,
+                                        std::shared_ptr<const void> memory) {
+  const SharedGroup& group = call.group ? call.group : all_;
+  const SharedLayout layout = find_layout(*group);
+  const bool is_shared = layout->hosts.size() < group->ranks.size();
+  auto collective = make_collective(call, description, data, *group, options_.segment_bytes,
+                                    is_shared ? window_ : nullptr, layout);
+  const bool is_in_slots =
+      slots_ && call.kind == Kind::kAllreduce && key.space == KeySpace::kUnnamed && group->is_all();
+  if (is_in_slots) slots_->pass(key.instance);
   auto work = make_work(description, key, group);
   work->collective = std::move(collective);
-  work->memory = std::move(stand_in);
+  work->memory = std::move(memory);
   start(work);
   return work;
 }
@@ -204,6 +219,7 @@ std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data,
     return submit(call, data);
   }
   note_submitter();
+  const int64_t begin = trace_.is_on() ? now_ns() : 0;
   SlotCall slot_call{slots_, key.instance, digest_of(call)};
   auto* const array = static_cast<std::byte*>(data);
   const Join join(call.dtype, call.reduction, size_);
@@ -227,6 +243,11 @@ std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data,
       matching_.advance(key);
       matching_.take(key);  // a rank that has waited for longer has sent its header
       ++works_ended_;
+      ++common_works_ended_;
+      if (begin != 0) {
+        const std::string name = label_of(key, header_of(call, *find_layout(*all_)), *all_);
+        trace_.add({name, "slots", static_cast<int64_t>(bytes), begin, now_ns()});
+      }
       return nullptr;
     }
     collective = std::make_unique<SlotAllreduce>(small, [this, call, data] {
@@ -259,9 +280,13 @@ Description Engine::header_of(const Call& call, const HostLayout& layout) const 
   if (call.kind == Kind::kAllreduce) {
     description.algorithm = call.algorithm ? *call.algorithm : choose(bytes_of(call), layout);
   }
-  description.inline_bytes =
-      inline_works_ < kMaxInlineWorks ? static_cast<uint32_t>(options_.inline_bytes) : 0;
+  description.inline_bytes = inline_bytes();
+  description.joins = next_meeting();
   return description;
+}
+
+uint32_t Engine::inline_bytes() const {
+  return inline_works_ < kMaxInlineWorks ? static_cast<uint32_t>(options_.inline_bytes) : 0;
 }
 
 Key Engine::key_of(const Call& call, const Group& group) {
@@ -350,10 +375,31 @@ void Engine::set_may_spin(bool may_spin) {
   options_.may_spin = may_spin;
 }
 
+void Engine::refuse_joined() {
+  Lock lock = lock_for_call();
+  refuse_joined_unlocked();
+}
+
+void Engine::look() {
+  if (options_.threads || in_forked_child() || closed_.load()) return;
+  Lock lock = lock_for_call();
+  progress();
+}
+
 std::vector<uint64_t> Engine::take_ended() {
   if (in_forked_child()) return {};
   Lock lock(mutex_);
   return std::exchange(ended_, {});
+}
+
+void Engine::start_trace() {
+  Lock lock = lock_for_call();
+  trace_.start();
+}
+
+std::vector<Trace::Event> Engine::stop_trace() {
+  Lock lock = lock_for_call();
+  return trace_.stop();
 }
 
 std::map<std::string, double> Engine::stats() const {

@@ -23,6 +23,7 @@
 #include "engine/control.h"
 #include "engine/diagnosis.h"
 #include "engine/matching.h"
+#include "engine/trace.h"
 #include "engine/waiting.h"
 #include "engine/watchdog.h"
 #include "engine/work.h"
@@ -134,6 +135,22 @@ class Engine final : private Diagnosis::Host {
   /// The largest number that a bucket may have on this transport.
   int64_t max_bucket() const { return tag_layout_.buckets - 1; }
 
+  /// Until all ranks have called this, takes part in whatever the others submit, as if this rank
+  /// had nothing to add. Works that it has in flight end before it counts as come.
+  /// @param timeout_ns  StallError after so long without a call to take part in; it goes on to
+  /// answer calls, refuses calls of its own, and waits again if this is called again
+  /// @returns  the rank that came last, the same everywhere: of those for which most works had been
+  /// submitted until then, the highest
+  /// @throws MismatchError  a rank has shut down instead
+  int join(int64_t timeout_ns, const std::function<void()>& interrupted = {});
+  /// A group that this rank is a member of: join() answers calls of those that are known, which are
+  /// kept for good.
+  void know_group(const SharedGroup& group);
+  /// @throws UsageError  this rank is in join()
+  void refuse_joined();
+  /// Looks once for what has happened, where no thread does so in the background.
+  void look();
+
   /// Changes the segment size of works submitted from now on. Collective in effect; call it before
   /// buckets are made.
   void set_segment_bytes(size_t bytes);
@@ -156,6 +173,10 @@ class Engine final : private Diagnosis::Host {
   /// Ids of works that have ended and whose messages have left since the last call: their buffers
   /// may be let go. A failed work may still be sending from its buffer when wait() raises.
   std::vector<uint64_t> take_ended();
+
+  /// Records works and waits from now on, and returns what has happened since.
+  void start_trace();
+  std::vector<Trace::Event> stop_trace();
 
   /// Counters since the start, by name.
   std::map<std::string, double> stats() const;
@@ -189,16 +210,33 @@ class Engine final : private Diagnosis::Host {
     std::optional<SharedArrays> shared;
     std::shared_ptr<Work> prepared;  // the next instance, with receives posted
     std::shared_ptr<Work> running;
-    std::string failure;  // set once a work of it failed: it cannot be used any more
+    std::string failure;              // set once a work of it failed: it cannot be used any more
+    uint64_t launched_elsewhere = 0;  // instances, as far as a joined rank is told
+  };
+
+  // From the call of join() until all ranks have made it.
+  struct Joining {
+    std::vector<std::shared_ptr<Work>> own;  // works that were in flight before
+    std::vector<int64_t> entry;              // what the ranks meet with: the greatest came last
+    std::shared_ptr<Work> meeting;
+    uint64_t number = 0;      // of the meeting
+    int64_t answered_ns = 0;  // when a call was answered last
+    bool is_answering = false;
+    std::vector<ControlMessage> queries;  // of the diagnosis, to be answered later
   };
 
   using Lock = std::unique_lock<std::mutex>;
+
+  // MPI libraries take one message per look, or show it only at the next one: so many looks without
+  // a message mean that there is none.
+  static constexpr int kQuietPolls = 3;
 
   static bool in_forked_child();
   static void refuse_forked_child();
   void refuse_closed() const;
   Lock lock_for_call(const std::function<void()>& before_waiting = {});
   void note_submitter();
+  void refuse_joined_unlocked() const;
   ChannelContext context(const SharedGroup& group);
 
   bool is_ahead(const Key& key) const override { return matching_.is_ahead(key); }
@@ -206,23 +244,27 @@ class Engine final : private Diagnosis::Host {
   const std::vector<bool>& left() const override { return left_; }
   void fail_for_left(const Key& key, int left_rank) override;
   void tell_verdict(int to, const Key& key, const std::string& why) override {
-    tell_failure(to, MessageType::kVerdict, key, why);
+    tell_failure(to, MessageType::kVerdict, key, {why, false, next_meeting()});
   }
 
   SharedLayout find_layout(const Group& group);
   Algorithm choose(size_t bytes, const HostLayout& layout) const;
   Description header_of(const Call& call, const HostLayout& layout) const;
+  uint32_t inline_bytes() const;
   Key key_of(const Call& call, const Group& group);
   std::shared_ptr<Work> make_work(const Description& description, const Key& key,
                                   const SharedGroup& group);
+  std::shared_ptr<Work> submit_as(const Key& key, const Call& call, const Description& description,
+                                  void* data, std::shared_ptr<const void> memory);
   void start(const std::shared_ptr<Work>& work);
   bool step(const std::shared_ptr<Work>& work);
   void touch(Work& work);
   void prepare_bucket(int64_t number, Bucket& bucket);
   std::unique_ptr<Collective> make_bucket_collective(const Bucket& bucket, uint64_t instance);
   void finish(const std::shared_ptr<Work>& work);
-  void fail(const std::shared_ptr<Work>& work, const std::string& why);
+  void fail(const std::shared_ptr<Work>& work, const Failure& why);
   void release(Work& work);
+  void record(const Work& work);
   int settle();
   int step_polled();
 
@@ -243,10 +285,24 @@ class Engine final : private Diagnosis::Host {
   void apply(Work& work, int from, const MessageHead& head, const Description& description,
              const std::byte* payload);
   void compare(Work& work, int from, const Description& theirs);
-  void fail_key(const Key& key, const std::string& why, bool skip);
-  void fail_everywhere(const Work& work, const std::string& why);
-  void tell_failure(int to, MessageType type, const Key& key, const std::string& why);
+  void fail_key(const Key& key, const Failure& why, bool skip);
+  void fail_everywhere(const Work& work, const Failure& why);
+  void tell_failure(int to, MessageType type, const Key& key, const Failure& why);
   void check_previous_left(const std::shared_ptr<Work>& work);
+
+  std::shared_ptr<Work> launch(Bucket& bucket);
+  void begin_join();
+  bool all_have_joined(Joining& joining);
+  const Work& awaited_in_join(const Joining& joining) const;
+  void end_join();
+  int answer_calls();
+  void answer(const Matching::Header& header);
+  SharedGroup find_group(uint64_t id) const;
+  uint64_t next_meeting() const;
+  void pass_next_in_slots();
+  void tell_joined_ranks(const Work& work);
+  void on_joined(int from, uint64_t meeting);
+  void on_launched(const Key& key);
 
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<Window> window_;
@@ -279,9 +335,13 @@ class Engine final : private Diagnosis::Host {
   std::vector<bool> left_;                     // by rank: has told that it submits nothing more
   std::map<int64_t, uint64_t> left_launches_;  // by bucket: how often the previous rank launched it
   std::map<int64_t, int> bucket_next_;         // by bucket: the next rank of its group
+  std::map<uint64_t, SharedGroup> groups_;     // that this rank is, or was, a member of, by id
+  std::shared_ptr<Joining> joining_;
+  std::map<int, uint64_t> joined_;  // by rank: for which meeting, of those that may still wait
   std::unique_ptr<Diagnosis> diagnosis_;
   std::unique_ptr<Watchdog> watchdog_;
   bool watchdog_dumps_ = false;
+  Trace trace_;
   int dumps_done_ = 0;  // of those that a signal asked for
 
   uint64_t next_id_ = 1;
@@ -293,6 +353,8 @@ class Engine final : private Diagnosis::Host {
   std::optional<std::thread::id> submitter_;  // the first thread that did,
   bool one_submitter_ = true;                 // and whether it is the only one
   int64_t works_ended_ = 0;
+  int64_t common_works_ended_ = 0;  // of all ranks
+  int quiet_polls_ = 0;             // since the last message
   int64_t polls_ = 0;
   int64_t wait_ns_ = 0;
   std::atomic<bool> closed_ = false;

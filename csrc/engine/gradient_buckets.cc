@@ -113,6 +113,7 @@ void GradientBuckets::begin_round() {
 }
 
 void GradientBuckets::launch(int number) {
+  engine_->refuse_joined();  // others may be reducing what is there
   const BucketLayout& layout = plan_.buckets[static_cast<size_t>(number)];
   for (const int index : layout.gradients) {
     storage_->set_produced(index, gradients_[static_cast<size_t>(index)].bytes(),

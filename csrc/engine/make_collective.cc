@@ -228,13 +228,8 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
         case Algorithm::kMpi:  // does the rest
           return std::make_unique<Barrier>();
         case Algorithm::kDoubling:
-          if (!is_possible(Algorithm::kDoubling, bytes, *layout, segment_bytes)) {
-            throw UsageError("recursive doubling takes arrays of at most " +
-                             std::to_string(std::max(kDoublingBytes, segment_bytes)) +
-                             " bytes, not " + std::to_string(bytes) + "; take the ring");
-          }
           return std::make_unique<RecursiveDoubling>(array, bytes, reducer_of(call, size), rank,
-                                                     size);
+                                                     size, std::max(kDoublingBytes, segment_bytes));
         case Algorithm::kDirect:
         case Algorithm::kHierarchical:
           if (!window || !is_possible(description.algorithm, bytes, *layout, segment_bytes)) {

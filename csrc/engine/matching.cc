@@ -6,7 +6,7 @@ namespace ringdl {
 
 void Matching::park(const ControlMessage& message) {
   Parked& parked = parked_[message.head.key];
-  if (!parked.failure.empty()) return;
+  if (parked.failure) return;
   parked.messages.push_back({message.from,
                              message.head,
                              message.description,
@@ -19,6 +19,34 @@ Matching::Parked Matching::take(const Key& key) {
   Parked parked = std::move(found->second);
   parked_.erase(found);
   return parked;
+}
+
+std::optional<Matching::Header> Matching::find_header(
+    uint64_t apart, uint64_t joins, const std::function<bool(const Header&)>& wanted) {
+  for (auto at = parked_.begin(); at != parked_.end();) {
+    const auto& [key, parked] = *at;
+    if (key.space == KeySpace::kBucket || key.hash == apart || !is_next(key)) {
+      ++at;
+      continue;
+    }
+    if (parked.failure && parked.failure.joins > joins) {
+      ++at;
+      continue;
+    }
+    if (parked.failure) {
+      advance(key);
+      parked_.erase(at);
+      at = parked_.begin();  // the use after it may be among those that came before
+      continue;
+    }
+    for (const Parked::Message& message : parked.messages) {
+      if (message.head.type != MessageType::kSubmit) continue;
+      const Header header{key, message.from, message.description};
+      if (wanted(header)) return header;
+    }
+    ++at;
+  }
+  return std::nullopt;
 }
 
 std::vector<Key> Matching::bucket_launches() const {

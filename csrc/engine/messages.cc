@@ -36,10 +36,14 @@ void Engine::handle(const ControlMessage& message) {
     }
     case MessageType::kMismatch:
     case MessageType::kVerdict:
-      fail_key(head.key, text, head.type == MessageType::kVerdict);
+      fail_key(head.key, {text, head.flag != 0, head.value}, head.type == MessageType::kVerdict);
       break;
     case MessageType::kQuery:
-      diagnosis_->on_query(message);
+      if (joining_) {
+        joining_->queries.push_back({message.from, head, message.description, nullptr});
+      } else {
+        diagnosis_->on_query(message);
+      }
       break;
     case MessageType::kAnswer:
       diagnosis_->on_answer(message);
@@ -49,6 +53,12 @@ void Engine::handle(const ControlMessage& message) {
       break;
     case MessageType::kBucketCount:
       left_launches_[static_cast<int64_t>(head.key.hash)] = head.value;
+      break;
+    case MessageType::kJoined:
+      on_joined(message.from, head.value);
+      break;
+    case MessageType::kLaunched:
+      on_launched(head.key);
       break;
     case MessageType::kLeaving: {
       left_[static_cast<size_t>(message.from)] = true;
@@ -92,11 +102,12 @@ void Engine::compare(Work& work, int from, const Description& theirs) {
     return;
   }
   fail_everywhere(
-      work, "ranks disagree on " + work.label() + ": " + differs + ". Pass the same on all ranks");
+      work, {"ranks disagree on " + work.label() + ": " + differs + ". Pass the same on all ranks",
+             false, work.description.joins});
 }
 
 // The key is copied: the work ends with the last call.
-void Engine::fail_everywhere(const Work& work, const std::string& why) {
+void Engine::fail_everywhere(const Work& work, const Failure& why) {
   const Key key = work.key;
   const SharedGroup group = work.group;
   for (const int to : group->ranks) {
@@ -105,22 +116,25 @@ void Engine::fail_everywhere(const Work& work, const std::string& why) {
   tell_failure(rank_, MessageType::kMismatch, key, why);
 }
 
-void Engine::tell_failure(int to, MessageType type, const Key& key, const std::string& why) {
-  const std::string text(cut_to_fit(why, kMaxPayloadBytes));
+void Engine::tell_failure(int to, MessageType type, const Key& key, const Failure& why) {
+  const std::string text(cut_to_fit(why.text, kMaxPayloadBytes));
   if (to == rank_) {
-    fail_key(key, text, type == MessageType::kVerdict);
+    fail_key(key, {text, why.is_usage, why.joins}, type == MessageType::kVerdict);
     return;
   }
   MessageHead head;
   head.type = type;
   head.key = key;
+  head.flag = why.is_usage ? 1 : 0;
+  head.value = why.joins;
   control_->send(to, head, nullptr, text.data(), text.size());
 }
 
 // A key that all ranks will submit in their time fails once they do; one that some rank never meant
-// to submit is skipped there, so that all agree on which instance is next. Only the next one can be
-// skipped: instances before it may be in flight elsewhere.
-void Engine::fail_key(const Key& key, const std::string& why, bool skip) {
+// to submit is skipped there, so that all agree on which instance is next; so is one of before all
+// ranks joined, which this one has not answered and never will. Only the next one can be skipped:
+// instances before it may be in flight elsewhere.
+void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
   transport_->expect_stray_messages();  // on a bucket's tags, to a rank that never launched it
   if (const auto found = in_flight_.find(key); found != in_flight_.end()) {
     const std::shared_ptr<Work> work = found->second;
@@ -133,10 +147,10 @@ void Engine::fail_key(const Key& key, const std::string& why, bool skip) {
       matching_.park_failure(key, why);
       return;
     }
-    bucket->second.failure = why;
+    bucket->second.failure = why.text;
     if (bucket->second.prepared) bucket->second.prepared->bucket_channel->abort();
     bucket->second.prepared.reset();
-  } else if (skip && matching_.is_next(key)) {
+  } else if ((skip || why.joins < next_meeting()) && matching_.is_next(key)) {
     matching_.advance(key);
     matching_.take(key);
   } else {
@@ -165,10 +179,11 @@ void Engine::fail_for_left(const Key& key, int left_rank) {
   const auto found = in_flight_.find(key);
   if (found == in_flight_.end()) return;
   const std::shared_ptr<Work> work = found->second;
-  fail_everywhere(*work, "rank " + std::to_string(left_rank) +
-                             " has shut down without submitting " + work->label() +
-                             ", for which rank " + std::to_string(rank_) +
-                             " waits. Have all ranks make the same calls before they end");
+  fail_everywhere(*work,
+                  {"rank " + std::to_string(left_rank) + " has shut down without submitting " +
+                       work->label() + ", for which rank " + std::to_string(rank_) +
+                       " waits. Have all ranks make the same calls before they end",
+                   false, work->description.joins});
 }
 
 }  // namespace ringdl

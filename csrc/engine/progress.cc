@@ -30,10 +30,6 @@ constexpr int64_t kWaiterIsAwayNs = 10 * kMillisecond;
 // Without works in flight: often enough to answer a rank that asks why nothing moves.
 constexpr auto kIdleSleep = std::chrono::milliseconds(100);
 
-// MPI libraries take one message per look, or show it only at the next one: so many looks without a
-// message mean that there is none.
-constexpr int kFruitlessLooks = 3;
-
 std::atomic<int> dump_requests = 0;
 
 }  // namespace
@@ -43,11 +39,14 @@ void request_dumps() { dump_requests.fetch_add(1, std::memory_order_relaxed); }
 int Engine::progress() {
   ++polls_;
   const int messages = transport_->poll();
-  return messages + settle();
+  quiet_polls_ = messages > 0 ? 0 : std::min(quiet_polls_ + 1, kQuietPolls);
+  const int answered = joining_ ? answer_calls() : 0;
+  return messages + answered + settle();
 }
 
 void Engine::watch_over(int64_t now) {
-  if (rank_ == 0) diagnosis_->look_for_the_stuck(now);
+  const bool may_know_of_calls = !joining_ || quiet_polls_ >= kQuietPolls;  // as in answer_calls()
+  if (rank_ == 0 && may_know_of_calls) diagnosis_->look_for_the_stuck(now);
   std::string text = watchdog_->look(in_flight_, now);
   const int requests = dump_requests.load(std::memory_order_relaxed);
   const bool is_asked = std::exchange(dumps_done_, requests) != requests;
@@ -98,14 +97,14 @@ void Engine::progress_in_background() {
     const int64_t used = thread_cpu_ns() - begin;
     idle_look = std::min(used, idle_look + idle_look / 256 + 1);
     fruitless = moved > 0 ? 0 : fruitless + 1;
-    if (!busy() && fruitless >= kFruitlessLooks) {
+    if (!busy() && fruitless >= kQuietPolls) {
       wake_.wait_for(lock, kIdleSleep, [this] { return stopping_ || awake_; });
       awake_ = false;
       pause = 0;
       fruitless = 0;
       continue;
     }
-    if (fruitless < kFruitlessLooks) {
+    if (fruitless < kQuietPolls) {
       pause = 0;
       lock.unlock();
       sched_yield();

@@ -1,4 +1,7 @@
-// How callers wait: for one work, or in shutdown() for all of them and for the other ranks.
+// How callers wait: for one work, in join() for the other ranks, or in shutdown() for all works and
+// ranks.
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -47,6 +50,7 @@ class Engine::Watch {
   void ask_all(const Work& work, int64_t now) {
     if (question_ == 0) question_ = engine_.diagnosis_->ask_all(work.key, work.group, now);
   }
+  void forget_answers() { engine_.diagnosis_->forget(std::exchange(question_, 0)); }
   std::string answers(int64_t now) const { return engine_.diagnosis_->answers(question_, now); }
 
  private:
@@ -111,7 +115,11 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
           std::to_string(rank_) + ": " + watch.answers(now) + " (" + work->collective->describe() +
           "). It stays in flight: do not call again but wait for the same work, or end the job");
     };
-    const auto count_time = [&] { wait_ns_ += now_ns() - begin; };
+    const auto count_time = [&] {
+      const int64_t end = now_ns();
+      wait_ns_ += end - begin;
+      if (trace_.is_on()) trace_.add({work->label(), "", 0, begin, end, gettid()});
+    };
     try {
       progress_until(lock, interrupted, [&] { return work->ended(); }, look);
     } catch (...) {
@@ -121,7 +129,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
     count_time();
   }
   if (work->state.load(std::memory_order_acquire) == Work::State::kFailed) {
-    throw MismatchError(work->failure);
+    work->failure.raise();
   }
 }
 
@@ -136,6 +144,34 @@ bool Engine::wait_briefly(const std::shared_ptr<Work>& work) {
     wait_ns_ += now_ns() - begin;
   }
   return work->state.load(std::memory_order_acquire) == Work::State::kDone;
+}
+
+int Engine::join(int64_t timeout_ns, const std::function<void()>& interrupted) {
+  Lock lock = lock_for_call();
+  if (!joining_) begin_join();
+  const std::shared_ptr<Joining> joining = joining_;
+  joining->answered_ns = now_ns();
+  Watch watch(*this, lock, true);
+  const auto look = [&](int64_t now) {
+    const Work& awaited = awaited_in_join(*joining);
+    watch.watch(&awaited, now);
+    if (joining->meeting) joining->meeting->begin_ns = now;  // no matter for the watchdog
+    const int64_t deadline = joining->answered_ns + timeout_ns;
+    if (now < deadline - std::min(kSecond, timeout_ns / 2)) {
+      watch.forget_answers();
+    } else {
+      watch.ask_all(awaited, now);
+    }
+    if (now < deadline || awaited.ended()) return;
+    throw StallError("join() waits on rank " + std::to_string(rank_) + " for " + awaited.label() +
+                     ", and nothing else was called on any rank for " + seconds_text(timeout_ns) +
+                     ": " + watch.answers(now) +
+                     ". It goes on to answer the others: call join() again, or end the job");
+  };
+  progress_until(lock, interrupted, [&] { return all_have_joined(*joining); }, look);
+  if (joining_ == joining) end_join();
+  if (joining->meeting->failure) joining->meeting->failure.raise();
+  return static_cast<int>(joining->entry[0] % size_);
 }
 
 void Engine::shutdown(const std::function<void()>& interrupted) {
@@ -181,6 +217,7 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
   control_->close();
   for (const auto& work : std::exchange(leaving_, {})) keep_for_good(work);
   closed_.store(true);
+  groups_.clear();
   transport_.reset();
 }
 

@@ -82,6 +82,8 @@ struct Description {
   int32_t root = -1;           // its number in the group
   int32_t dimensions = 0;
   uint32_t inline_bytes = 0;  // messages of at most so many bytes travel as control messages
+  uint64_t group = 0;         // its id
+  uint64_t joins = 0;         // how often all ranks had joined before it was submitted
   int64_t count = 0;
   uint64_t shape_hash = 0;          // of all dimensions; the first eight follow
   int64_t shape[kMaxDimensions]{};  // without the first dimension where rows may be uneven
@@ -95,7 +97,7 @@ enum class MessageType : uint8_t {
   kData,        // payload of message `sequence`
   kGrant,       // `tag`: the receiver is ready for the large messages of a key, on this tag
   kClose,       // `sequence` large messages were sent on a granted tag and no more will be
-  kMismatch,    // text: the key fails on every rank
+  kMismatch,    // text: the key fails on every rank; `flag`: by a UsageError
   kVerdict,     // text: likewise, and ranks that never submitted the key skip it
   kQuery,       // has the receiver submitted the key? `sequence` numbers the question
   kAnswer,      // `flag`: submitted; `value`: the serial number of the answering rank's wait
@@ -103,6 +105,8 @@ enum class MessageType : uint8_t {
              // the payload holds the members of the key's group, a bit each, unless it is all
   kBucketCount,  // `value`: so often did the leaving rank launch the bucket
   kLeaving,      // the sender shuts down and will submit nothing more
+  kJoined,       // the sender submits nothing of its own until the meeting number `value`
+  kLaunched,     // to a rank that has: this bucket was launched
 };
 
 struct MessageHead {

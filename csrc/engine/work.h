@@ -7,6 +7,7 @@
 
 #include "collective/collective.h"
 #include "engine/channels.h"
+#include "engine/failure.h"
 
 namespace ringdl {
 
@@ -35,7 +36,7 @@ class Work {
   const SharedGroup group;
   int64_t begin_ns = 0;  // when it was submitted
   std::atomic<State> state = State::kRunning;
-  std::string failure;  // of kFailed: what MismatchError says
+  Failure failure;  // of kFailed
   /// It has ended and its messages have left: nothing reads or writes its buffer any more. Any
   /// thread.
   std::atomic<bool> released = false;

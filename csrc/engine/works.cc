@@ -16,12 +16,13 @@ void Engine::start(const std::shared_ptr<Work>& work) {
   matching_.advance(work->key);
   ++inline_works_;
   const Matching::Parked parked = matching_.take(work->key);
-  if (!parked.failure.empty()) {
+  if (parked.failure) {
     fail(work, parked.failure);
     return;
   }
   if (step(work)) return;
-  work->keyed_channel->announce(work->collective->greets_next());
+  const bool none_has_joined = joined_.empty() && !joining_;  // they learn of it by the header
+  work->keyed_channel->announce(none_has_joined && work->collective->greets_next());
   for (const Matching::Parked::Message& message : parked.messages) {
     if (work->ended()) break;
     apply(*work, message.from, message.head, message.description, message.payload.data());
@@ -104,6 +105,8 @@ void Engine::finish(const std::shared_ptr<Work>& work) {
   }
   in_flight_.erase(work->key);
   ++works_ended_;
+  if (work->group->is_all()) ++common_works_ended_;
+  record(*work);
   release(*work);
   work->state.store(Work::State::kDone, std::memory_order_release);
   if (work->key.space == KeySpace::kBucket) {
@@ -111,6 +114,15 @@ void Engine::finish(const std::shared_ptr<Work>& work) {
     const auto found = buckets_.find(number);
     if (found != buckets_.end()) prepare_bucket(number, found->second);
   }
+}
+
+void Engine::record(const Work& work) {
+  if (!trace_.is_on()) return;
+  const std::string standing = work.collective->describe();
+  const int64_t elements = has_uneven_rows(work.description.kind) ? 0 : work.description.count;
+  const auto item = static_cast<int64_t>(item_bytes(work.description.dtype));
+  trace_.add({work.label(), standing.substr(0, standing.find(':')), elements * item, work.begin_ns,
+              now_ns()});
 }
 
 // Lets go of what a work that has ended holds, however long its user keeps it.
@@ -121,7 +133,7 @@ void Engine::release(Work& work) {
   work.released.store(true, std::memory_order_release);
 }
 
-void Engine::fail(const std::shared_ptr<Work>& work, const std::string& why) {
+void Engine::fail(const std::shared_ptr<Work>& work, const Failure& why) {
   if (work->keyed_channel) {
     for (const KeyedChannel::OpenTag& open : work->keyed_channel->abort()) {
       drains_.push_back(std::make_unique<Drain>(*this, open, work->key));
@@ -131,9 +143,10 @@ void Engine::fail(const std::shared_ptr<Work>& work, const std::string& why) {
   } else {
     work->bucket_channel->abort();
     const auto found = buckets_.find(static_cast<int64_t>(work->key.hash));
-    if (found != buckets_.end()) found->second.failure = why;
+    if (found != buckets_.end()) found->second.failure = why.text;
   }
   in_flight_.erase(work->key);
+  record(*work);
   if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
     keep_for_good(work->memory);
   }

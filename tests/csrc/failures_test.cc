@@ -280,7 +280,7 @@ void long_names_are_cut_between_characters() {
       CHECK(is_whole(work->label()));
       CHECK(work->label().size() > 90);
       CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, "shape");
-      CHECK(is_whole(work->failure));
+      CHECK(is_whole(work->failure.text));
     });
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check.h"
+#include "reduce/neutral.h"
 
 // Every dtype, reduction and instruction set against a reference that shares nothing with the
 // kernels: it decodes elements to double or to 128-bit integers, and rounds by dividing by the last
@@ -414,6 +415,44 @@ void test_examples() {
   }
 }
 
+// Random bits of a dtype, but no NaN, whose bits change; of bool 0 and 1.
+std::vector<std::byte> any_elements(DType dtype, size_t count) {
+  std::mt19937 random(7);
+  std::vector<std::byte> bytes(count * item_bytes(dtype));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  for (size_t i = 0; i < count; ++i) {
+    std::byte* const at = bytes.data() + i * item_bytes(dtype);
+    std::byte& last = at[item_bytes(dtype) - 1];
+    if (dtype == DType::kBool) *at &= std::byte{1};
+    if (is_floating(dtype)) last &= std::byte{0xbf};  // an exponent of less than half the range
+    if (is_floating(dtype) && i % 5 == 0) {           // zeros of both signs
+      std::fill_n(at, item_bytes(dtype), std::byte{0});
+      last = i % 2 == 0 ? std::byte{0x80} : std::byte{0};
+    }
+  }
+  return bytes;
+}
+
+void test_neutral_elements() {
+  constexpr size_t kCount = 1001;
+  for (int d = 0; d < kDTypeCount; ++d) {
+    for (int r = 0; r < kReductionCount; ++r) {
+      const auto dtype = static_cast<DType>(d);
+      const auto reduction = static_cast<Reduction>(r);
+      const std::vector<std::byte> elements = any_elements(dtype, kCount);
+      std::vector<std::byte> neutral(elements.size());
+      fill_neutral(dtype, reduction, neutral.data(), kCount);
+      const CombineKernel combine = find_kernels(dtype, reduction).combine;
+      std::vector<std::byte> left = neutral;
+      combine(left.data(), elements.data(), kCount);
+      CHECK(left == elements);
+      std::vector<std::byte> right = elements;
+      combine(right.data(), neutral.data(), kCount);
+      CHECK(right == elements);
+    }
+  }
+}
+
 void test_names() {
   CHECK_EQ(name_of(SimdLevel::kBaseline), "baseline");
   CHECK_EQ(name_of(SimdLevel::kAvx2), "avx2");
@@ -427,6 +466,7 @@ void test_names() {
 
 int main() {
   ringdl::test_names();
+  ringdl::test_neutral_elements();
   ringdl::test_examples();
   ringdl::test_edges();
   ringdl::test_divisors();

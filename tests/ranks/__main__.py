@@ -38,7 +38,7 @@ def checks_of(names: list[str], pattern: str) -> Iterator[tuple[str, Callable[..
     """The checks of the named modules in the order of their source, with their full names."""
     for name in names:
         module = importlib.import_module(f"tests.ranks.{name}")
-        for key, value in vars(module).items():
+        for key, value in list(vars(module).items()):
             if key.startswith("check_") and value.__module__ == module.__name__:
                 full_name = f"{name}.{key}"
                 if pattern in full_name:

@@ -103,12 +103,74 @@ def check_named_algorithms(comm: Communicator) -> None:
     assert bits(comm.allreduce(large, ringdl.Sum)) == bits(as_named)
 
 
+def check_adasum(comm: Communicator) -> None:
+    """Every floating dtype and length, as float64 has it; each array of a group is a vector."""
+    for name in ("float64", "float32", "float16", "bfloat16"):
+        dtype = np.dtype(name) if name != "bfloat16" else np.dtype(ml_dtypes.bfloat16)
+        tolerance = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3}.get(name, 3e-2)
+        for count in (0, 1, 2, 511, 513, 30_011, 200_001):
+            arrays = [
+                np.random.default_rng(rank).standard_normal(count).astype(dtype)
+                for rank in range(comm.size)
+            ]
+            if comm.size > 2:
+                arrays[1][:] = 0  # adds nothing
+            expected = adasum([array.astype(np.float64) for array in arrays])
+            result = comm.allreduce(arrays[comm.rank], ringdl.Adasum)
+            assert result.dtype == dtype
+            assert_same_bits(comm, result)
+            error = np.linalg.norm(result.astype(np.float64) - expected)
+            assert error <= tolerance * np.linalg.norm(expected), (name, count, error)
+    parallel = comm.allreduce(np.full(100, 3.0), ringdl.Adasum)
+    assert np.allclose(parallel, 3.0)
+    orthogonal = np.zeros(comm.size)
+    orthogonal[comm.rank] = 1 + comm.rank
+    assert np.allclose(comm.allreduce(orthogonal, ringdl.Adasum), 1 + np.arange(comm.size))
+    own = [np.full(10, 1.0 + comm.rank), np.eye(comm.size)[comm.rank]]
+    together = comm.grouped_allreduce(own, ringdl.Adasum)
+    for one, each in zip(own, together, strict=True):
+        assert bits(comm.allreduce(one, ringdl.Adasum)) == bits(each)
+
+
+def adasum(vectors: list[np.ndarray]) -> np.ndarray:
+    """What recursive doubling makes of them: the first ones in pairs, then a binary tree."""
+
+    def pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        product, a_square, b_square = a @ b, a @ a, b @ b
+        a_factor = 1 - product / (2 * a_square) if a_square > 0 else 1
+        b_factor = 1 - product / (2 * b_square) if b_square > 0 else 1
+        return a_factor * a + b_factor * b
+
+    extra = len(vectors) - 2 ** (len(vectors).bit_length() - 1)
+    vectors = [pair(*vectors[2 * i : 2 * i + 2]) for i in range(extra)] + vectors[2 * extra :]
+    while len(vectors) > 1:
+        vectors = [pair(*vectors[i : i + 2]) for i in range(0, len(vectors), 2)]
+    return vectors[0]
+
+
+def check_large_arrays_by_doubling(comm: Communicator) -> None:
+    """In several messages."""
+    for count in (65_536, 65_537, 300_001):
+        arrays = [
+            random_array(rank, count, np.dtype(np.float32), ringdl.Sum, 6)
+            for rank in range(comm.size)
+        ]
+        result = comm.allreduce(arrays[comm.rank], ringdl.Sum, algorithm="doubling")
+        reduced(arrays, ringdl.Sum).check(result, f"doubling of {count}")
+        assert_same_bits(comm, result)
+
+
 def check_refused_algorithms(comm: Communicator) -> None:
     """UsageErrors before anything is submitted."""
     in_flight = comm.stats()["works_in_flight"]  # of checks before that nobody waited for
     x = np.ones(100_000)
-    with expect(ringdl.UsageError, "at most 262144 bytes, not 800000", "take the ring"):
-        comm.allreduce(x, algorithm="doubling")
+    for algorithm in ("ring", "direct"):
+        with expect(ringdl.UsageError, f"recursive doubling, not by '{algorithm}'"):
+            comm.allreduce(x, ringdl.Adasum, algorithm=algorithm)
+    with expect(ringdl.UsageError, "Adasum needs arrays whole"):
+        comm.reducescatter(x, ringdl.Adasum)
+    with expect(ringdl.UsageError, "Adasum is for floating-point arrays, not for int32"):
+        comm.allreduce(np.ones(3, np.int32), ringdl.Adasum)
     with expect(ringdl.UsageError, "no algorithm 'tree'", "ring, doubling, mpi"):
         comm.allreduce(x, algorithm="tree")
     for call in (comm.allreduce_async, comm.allreduce_async_):
