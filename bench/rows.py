@@ -187,6 +187,7 @@ ROWS = (
     ),
     Row("torch step, 27 M parameters / DDP on Gloo", "step", 1.35, lambda r: r["ratios"]["gloo"]),
     Row("  / computing alone", "step", 0.80, lambda r: r["ratios"]["alone"]),
+    Row("  DDP over ringdl / DDP on Gloo", "step", 1.25, lambda r: r["ratios"]["ddp"]),
     Row("torch step, 4 hosts / DDP on Gloo", "step-hosts", 1.1, lambda r: r["ratios"]["gloo"]),
     Row("  share of communication hidden", "step-hosts", 0.60, lambda r: r["hidden"]),
 )

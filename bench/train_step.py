@@ -1,4 +1,4 @@
-"""A training step in PyTorch: ringdl, DDP over Gloo, and the same ranks computing alone.
+"""A training step in PyTorch: ringdl, DDP over ringdl and Gloo, and the ranks computing alone.
 
     python bench/train_step.py --json bench/results/step.json
     python bench/train_step.py --hosts 4 --rate 200mbit --inputs 384 --width 384 --layers 16 \
@@ -8,8 +8,9 @@ Each has jobs of its own, as its users would, with one thread per rank; they tak
 process, what one model frees is what the next one is given: computing alone, which asks the system
 for its gradients' memory anew in each step, would then get it for nothing.) SGD and the default
 zero_grad(); a step begins for all ranks at once, and its time is that of the slowest. ratios are of
-medians in the same round, and of those the median: above 1, ringdl is faster. The parameters that
-ringdl and DDP end with are compared, element by element. How long the gradients take by themselves
+medians in the same round, and of those the median: above 1, ringdl is faster; "ddp" is that of
+DistributedDataParallel over the two backends. The parameters that ringdl and both DDP end with are
+compared, element by element. How long the gradients take by themselves
 is measured, too: what a step takes longer than computing alone is the part of it that computing
 does not hide.
 
@@ -38,7 +39,7 @@ import links
 import numpy as np
 from numpy.typing import NDArray
 
-KINDS = ("ringdl", "gloo", "alone")
+KINDS = ("ringdl", "ddp", "gloo", "alone")
 Parameters = NDArray[np.float32]
 
 
@@ -72,14 +73,15 @@ def are_same(ours: Parameters, theirs: Parameters) -> bool:
 
 
 def check_learnt(jobs: dict[str, dict[str, Any]]) -> None:
-    """That ringdl and DDP end with the same parameters, and a rank alone with others.
+    """That ringdl and both DDP end with the same parameters, and a rank alone with others.
 
     Raises:
         HostsError: they do not.
     """
     parameters = {kind: job.pop("learnt") for kind, job in jobs.items()}
-    if not are_same(parameters["ringdl"], parameters["gloo"]):
-        raise hosts.HostsError("ringdl and DDP ended with different parameters")
+    for kind in ("ringdl", "ddp"):
+        if not are_same(parameters[kind], parameters["gloo"]):
+            raise hosts.HostsError(f"{kind} and DDP over Gloo ended with different parameters")
     if are_same(parameters["alone"], parameters["gloo"]):
         raise hosts.HostsError(
             "averaging changed nothing: more steps are needed to see that it did"
@@ -97,6 +99,9 @@ def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict
         )
         for other in ("gloo", "alone")
     }
+    ratios["ddp"] = statistics.median(
+        gloo / ddp for gloo, ddp in zip(medians["gloo"], medians["ddp"], strict=True)
+    )
     hidden = [
         1 - (ringdl - alone) / jobs["ringdl"]["communication"]
         for ringdl, alone, jobs in zip(medians["ringdl"], medians["alone"], rounds, strict=True)
@@ -122,7 +127,9 @@ def lines(answer: dict[str, Any]) -> list[str]:
         deciles = statistics.quantiles(times, n=10)
         middle = statistics.median(times)
         said.append(f"{kind:8}{middle:8.1f} ms  (p10 {deciles[0]:.1f}, p90 {deciles[-1]:.1f})")
-    said += [f"{other} / ringdl = {ratio:.2f}" for other, ratio in answer["ratios"].items()]
+    ratios = answer["ratios"]
+    said += [f"{other} / ringdl = {ratios[other]:.2f}" for other in ("gloo", "alone")]
+    said.append(f"DDP over Gloo / DDP over ringdl = {ratios['ddp']:.2f}")
     alone, hidden = 1e3 * answer["communication"], answer["hidden"]
     return [*said, f"communication alone {alone:.1f} ms, of which {hidden:.0%} hidden"]
 
@@ -153,7 +160,8 @@ def main(arguments: Sequence[str]) -> int:
             hosts.up(chosen.hosts, chosen.rate)
         try:
             for turn in range(chosen.rounds):
-                kinds = KINDS[turn % 3 :] + KINDS[: turn % 3]
+                first = turn % len(KINDS)
+                kinds = KINDS[first:] + KINDS[:first]
                 rounds.append({kind: measure(chosen, kind) for kind in kinds})
                 check_learnt(rounds[-1])
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -52,7 +53,7 @@ def time_communication(world: MPI.Comm, parameters: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=("ringdl", "gloo", "alone"), required=True)
+    parser.add_argument("--kind", choices=("ringdl", "ddp", "gloo", "alone"), required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--inputs", type=int, required=True)
@@ -72,8 +73,12 @@ def main() -> None:
     if chosen.kind == "ringdl":
         hvd.init()
         hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    elif chosen.kind == "gloo":
-        join_gloo(world)
+    elif chosen.kind != "alone":
+        if chosen.kind == "gloo":
+            join_gloo(world)
+        else:
+            importlib.import_module("ringdl.torch.backend")
+            distributed.init_process_group("ringdl")
         model = DistributedDataParallel(model)
     seconds = []
     for turn in range(-3, chosen.steps):
@@ -98,7 +103,7 @@ def main() -> None:
         chosen.json.write_text(json.dumps(answer))
         np.save(chosen.parameters, torch.cat([p.detach().flatten() for p in parameters]).numpy())
     world.Barrier()
-    if chosen.kind == "gloo":
+    if distributed.is_initialized():
         distributed.destroy_process_group()
 
 

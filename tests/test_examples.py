@@ -54,6 +54,32 @@ def test_digits(mpi_python: str, ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("script", ["torch_digits", "torch_accumulation"])
+def test_classification(mpi_python: str, script: str, ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    _, figures = run_example(mpi_python, ranks, f"{script}.py", figures=tmp_path / "figures.json")
+    assert figures["ranks"] == max(ranks, 1)
+    assert figures["accuracy"] >= 0.9
+
+
+def test_gan(mpi_python: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    figures = tmp_path / "figures.json"
+    _, reached = run_example(mpi_python, 2, "torch_gan.py", "--epochs=20", figures=figures)
+    assert reached["ranks"] == 2
+    assert reached["distance"] < reached["of_grey"]
+
+
+def test_fully_sharded(mpi_python: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    figures = tmp_path / "figures.json"
+    _, reached = run_example(mpi_python, 2, "torch_fsdp.py", figures=figures)
+    assert reached["ranks"] == 2
+    assert reached["accuracy"] >= 0.9
+    assert reached["kept"] < 0.6
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
 def test_gpt_learns(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     output, figures = run_gpt(mpi_python, ranks, tmp_path, "--steps=60")
     assert figures["ranks"] == max(ranks, 1)

@@ -150,8 +150,9 @@ def test_hosts_are_told_apart(mpi_python: str, layout: list[int]) -> None:
         ("3+1", ["mismatches"], 7),
         ("2+2", ["buckets", "shared", "shared_exchanges"], 29),
         ("1+2+3", ["buckets", "shared_exchanges"], 17),
+        ("2+1", ["joining", "torch_joining", "torch_timeline"], 9),
     ],
-    ids=["1+1+1+1", "3+1", "2+2", "1+2+3"],
+    ids=["1+1+1+1", "3+1", "2+2", "1+2+3", "2+1"],
 )
 def test_checks_hold_on_hosts(
     mpi_python: str, layout: str, modules: list[str], least: int, tmp_path: Path

@@ -51,5 +51,5 @@ def _reduce_loss(loss: Any, gradients: Gradients) -> Any:
             "on all ranks or on none"
         )
     total = sum(value for _, value in rows)
-    value = total / len(rows) if gradients.op == ringdl.Average else total
+    value = total / gradients.communicator.size if gradients.op == ringdl.Average else total
     return torch.full_like(loss, value) if isinstance(loss, torch.Tensor) else value

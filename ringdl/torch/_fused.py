@@ -46,6 +46,7 @@ class FusedGradients:
         op: Average or Sum over the ranks.
         compression: as `ringdl.Buckets` takes it.
         communicator: the ranks.
+        predivisor: of gradients before they are summed; results are multiplied by it.
 
     Raises:
         MismatchError: on every rank, if names, shapes, dtypes or order differ.
@@ -57,6 +58,7 @@ class FusedGradients:
         op: ringdl.Reduction,
         compression: CompressionName | None,
         communicator: ringdl.Communicator,
+        predivisor: float = 1.0,
     ) -> None:
         gradients = [_spec(name, parameter) for name, parameter in named.values()]
         dtype = gradients[0][2] if gradients else "float32"
@@ -69,6 +71,7 @@ class FusedGradients:
         self._positions = {index: position for position, index in enumerate(named, start=1)}
         self._note = from_dlpack(self._buckets.dlpack(0))
         self._is_noted = False
+        self._predivisor = predivisor
         self.ready: set[int] = set()
         """The gradients that this rank has marked ready in this round."""
         self.views: dict[int, torch.Tensor] = {
@@ -80,6 +83,8 @@ class FusedGradients:
     def mark_ready(self, index: int) -> None:
         """Gradient ``index`` is in its view; the last one of a bucket starts its allreduce."""
         self.ready.add(index)
+        if self._predivisor != 1.0:
+            self.views[index].div_(self._predivisor)
         self._buckets.ready(self._positions[index])
 
     def end_round(self, step: int, has_sparse: bool) -> Round:
@@ -101,8 +106,12 @@ class FusedGradients:
         produced = self._buckets.wait()
         self._is_noted = False
         self.ready.clear()
+        averaged = {index for index, position in self._positions.items() if produced[position]}
+        if self._predivisor != 1.0:
+            for index in averaged:
+                self.views[index].mul_(self._predivisor)
         return Round(
-            {index for index, position in self._positions.items() if produced[position]},
+            averaged,
             int(self._note[:_RESIDUES].count_nonzero()) == 1,
             bool(self._note[_RESIDUES]),
         )

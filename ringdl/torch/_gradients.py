@@ -38,10 +38,11 @@ from contextlib import contextmanager
 import torch
 
 import ringdl
+from ringdl import _timeline
 from ringdl._reductions import CompressionName
 from ringdl.torch._backward import is_nested, outermost
 from ringdl.torch._fused import FusedGradients, raise_out_of_step
-from ringdl.torch._sparse import agree_on_sparse_dims, reduce_sparse
+from ringdl.torch._sparse import agree_on_sparse_dims, begin_sparse
 
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 _numbers = itertools.count()
@@ -64,6 +65,7 @@ class Gradients:
         passes_per_round: average in every so many-th backward.
         sparse_as_dense: put sparse gradients into the buckets, too.
         communicator: the ranks.
+        predivisor: of dense gradients before they are summed; averages are multiplied by it.
 
     Raises:
         UsageError: if a parameter is not on the CPU or not real floating point.
@@ -78,6 +80,7 @@ class Gradients:
         passes_per_round: int,
         sparse_as_dense: bool,
         communicator: ringdl.Communicator,
+        predivisor: float = 1.0,
     ) -> None:
         for name, parameter in named_parameters:
             _refuse_unfit(name, parameter)
@@ -86,14 +89,17 @@ class Gradients:
         self.compression = compression
         self.communicator = communicator
         self.step = 0
-        """How many steps of the optimizer have ended."""
+        """How many steps of the optimizer have ended, since all ranks last joined."""
+        self.are_replicas_checked = False
+        """Whether parameters were found to be equal on all ranks since then."""
         self.is_local = False
         self.is_pending = False
         """Whether a backward has added to the gradients since they were averaged."""
         self._is_averaged = False
         self._named = list(named_parameters)
         self._parameters = [parameter for _, parameter in named_parameters]
-        self._fused = FusedGradients(dict(enumerate(self._named)), op, compression, communicator)
+        self._predivisor = predivisor
+        self._fused = self._fuse(dict(enumerate(self._named)))
         made = _made.setdefault(communicator, itertools.count())
         self.key = f"ringdl.torch.{next(made)}"
         """What its collectives are matched by."""
@@ -103,6 +109,8 @@ class Gradients:
         """For op=Sum: the gradients as the last round left them, and their versions."""
         self._waits_for_end: set[int] = set()
         self._is_learning = True
+        self._observed: dict[int, None] = {}
+        """In their order: the gradients that the first backward has accumulated."""
         self._passes = 0
         self._passes_per_round = passes_per_round
         self._averages_at_end = False
@@ -134,6 +142,28 @@ class Gradients:
         self._is_averaged = False
         self._passes = 0
 
+    def set_passes_per_round(self, passes: int) -> None:
+        """Average in every so many-th backward from now on."""
+        self._passes_per_round = passes
+
+    def replan(self) -> None:
+        """Put gradients into buckets in the order of rank 0's first backward. Collective.
+
+        Raises:
+            UsageError: on every rank, if rank 0 has had none; on this one, if gradients are being
+                averaged.
+        """
+        if self._fused.ready:
+            raise ringdl.UsageError(
+                "replan() while gradients are being averaged: call it after step()"
+            )
+        order = self.communicator.broadcast_object([*self._observed], name=f"{self.key}.order")
+        if not order:
+            raise ringdl.UsageError("replan() before the first backward(): call it after step()")
+        last = self._fused.views.keys() - set(order)  # what no hook has run for comes last
+        ready = [index for index in order if index in self._fused.views] + sorted(last)
+        self._fuse_again({index: self._named[index] for index in reversed(ready)})
+
     def finish_step(self) -> None:
         """The optimizer has stepped."""
         self.step += 1
@@ -152,6 +182,8 @@ class Gradients:
         task = _current_task()
         if task != self._task and task != self._nested_task:
             self._begin_backward(task)
+        if self._is_learning:
+            self._observed.setdefault(index)
         if not self._adopt(index):
             return
         if task == self._nested_task:
@@ -194,6 +226,10 @@ class Gradients:
         return True
 
     def _average(self) -> None:
+        with _timeline.span("average", f"gradients of {self.key}"):
+            self._average_all()
+
+    def _average_all(self) -> None:
         silent = {index for index in self._sums if self._is_summed_already(index)}
         own = [
             None if index in silent else parameter.grad
@@ -218,14 +254,14 @@ class Gradients:
         self.is_pending = False
         self._is_averaged = True
 
+    def _is_untouched_sum(self, index: int, gradient: torch.Tensor | None) -> bool:
+        known, version = self._sums[index]
+        return gradient is known and known._version == version
+
     def _is_summed_already(self, index: int) -> bool:
         """Whether the gradient is the sum over the ranks, untouched, which rank 0 contributes."""
-        gradient, version = self._sums[index]
-        return (
-            self.communicator.rank > 0
-            and self._parameters[index].grad is gradient
-            and gradient._version == version
-        )
+        gradient = self._parameters[index].grad
+        return self.communicator.rank > 0 and self._is_untouched_sum(index, gradient)
 
     def _reduce(self, gradients: list[torch.Tensor | None]) -> dict[int, torch.Tensor]:
         """End the round on all ranks; what some rank has produced, by index.
@@ -252,8 +288,8 @@ class Gradients:
         averages = {
             index: view for index, view in self._fused.views.items() if index in ended.produced
         }
-        for index, sparse_dim in self._sparse_dims.items():
-            average = reduce_sparse(
+        begun = {
+            index: begin_sparse(
                 gradients[index],
                 self._parameters[index],
                 sparse_dim,
@@ -261,28 +297,58 @@ class Gradients:
                 self.communicator,
                 f"{self.key}.{index}",
             )
+            for index, sparse_dim in self._sparse_dims.items()
+        }
+        for index, end in begun.items():
+            average = end()
             if average is not None and index in dense_parts:
-                average = (average + dense_parts[index].to_sparse(sparse_dim)).coalesce()
+                average = (
+                    average + dense_parts[index].to_sparse(self._sparse_dims[index])
+                ).coalesce()
             if average is not None:
                 averages[index] = average
         return averages
+
+    def _fuse(self, named: dict[int, tuple[str, torch.Tensor]]) -> FusedGradients:
+        return FusedGradients(named, self.op, self.compression, self.communicator, self._predivisor)
 
     def _learn_sparse(self, unknown: dict[int, torch.Tensor]) -> None:
         """Take what is sparse on any rank out of the buckets; the others move to new ones."""
         self._sparse_dims |= agree_on_sparse_dims(
             unknown, len(self._parameters), self.communicator, f"{self.key}.sparse"
         )
+        self._fuse_again(
+            {
+                index: named
+                for index, named in enumerate(self._named)
+                if index not in self._sparse_dims
+            }
+        )
+
+    def _fuse_again(self, named: dict[int, tuple[str, torch.Tensor]]) -> None:
+        """Move gradients to new buckets, which hold them in another order, or fewer of them."""
         old_views = self._fused.views
-        dense = {
-            index: named
-            for index, named in enumerate(self._named)
-            if index not in self._sparse_dims
-        }
-        self._fused = FusedGradients(dense, self.op, self.compression, self.communicator)
+        self._fused = self._fuse(named)
         for index, view in self._fused.views.items():
-            view.copy_(old_views[index])
-            if self._parameters[index].grad is old_views[index]:
+            old = old_views[index]
+            view.copy_(old)
+            if self._parameters[index].grad is old:
                 self._parameters[index].grad = view
+            if index in self._sums and self._is_untouched_sum(index, old):
+                self._sums[index] = (view, view._version)
+
+    def start_over(self) -> None:
+        """Ranks that may have made another number of steps begin anew, on all of them."""
+        self.step = 0
+        self.are_replicas_checked = False
+        self._sums = {}
+        self.expect_round()
+
+
+def start_over() -> None:
+    """All optimizers begin anew, once all ranks have joined."""
+    for gradients in {id(owner): owner for owner in _owners.values()}.values():
+        gradients.start_over()
 
 
 def find_owner(parameter: torch.Tensor) -> Gradients | None:
@@ -293,8 +359,13 @@ def find_owner(parameter: torch.Tensor) -> Gradients | None:
 def _make_hook(gradients: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor], None]:
     def hook(_: torch.Tensor) -> None:
         owner = gradients()
-        if owner is not None:
+        if owner is None:
+            return
+        if _timeline.recording is None:
             owner.accumulated(index)
+        else:
+            with _timeline.span("hook", owner._named[index][0]):
+                owner.accumulated(index)
 
     return hook
 

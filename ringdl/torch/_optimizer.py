@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
 import ringdl
-from ringdl._reductions import CompressionName
+from ringdl.torch._adasum import Changes, combine_steps
 from ringdl.torch._closure import reduced_closure
+from ringdl.torch._compression import AnyCompression, Compression, wire_of
 from ringdl.torch._gradients import Gradients, find_owner
+from ringdl.torch._process_sets import (
+    AnySet,
+    ProcessSet,
+    communicator_of,
+    global_process_set,
+)
 from ringdl.torch._state import check_replicas
+from ringdl.torch._wrapped import Alone, Wrapped, wrap
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 NamedParameters = list[tuple[str, torch.Tensor]]
 
 
-class Compression:
-    """What ``DistributedOptimizer(compression=...)`` takes."""
-
-    none: CompressionName | None = None
-    fp16: CompressionName | None = "float16"
-    bf16: CompressionName | None = "bfloat16"
-
-
 def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     optimizer: AnyOptimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: CompressionName | None = Compression.none,
-    *,
+    compression: AnyCompression = Compression.none,
     backward_passes_per_step: int = 1,
-    op: ringdl.Reduction = ringdl.Average,
+    op: ringdl.Reduction | ringdl.AdasumOp = ringdl.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
-    communicator: ringdl.Communicator | None = None,
+    process_set: AnySet = global_process_set,
 ) -> AnyOptimizer:
     """Make an optimizer average its gradients over all ranks. Collective.
 
@@ -58,7 +61,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     and added up, and become ``.grad`` as a coalesced tensor. Which parameters have them is found
     when the first one appears; then those move out of the buckets, and the others' views move.
 
-    The optimizer gains ``synchronize()``, ``skip_synchronize()`` and ``no_sync()``.
+    The optimizer gains ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and ``replan()``.
 
     Args:
         optimizer: any torch.optim.Optimizer over CPU parameters. Parameters that do not require
@@ -70,9 +73,17 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             hosts, half as many bytes; sums are formed in float32.
         backward_passes_per_step: average only in every so many-th backward; gradients are summed
             over the passes.
-        op: Average or Sum.
+        op: Average or Sum. Or Adasum: each rank steps on its own gradients, and what the steps
+            have changed is combined, parameter by parameter (see `ringdl.AdasumOp`); a learning
+            rate for one rank then serves many.
+        gradient_predivide_factor: gradients are divided by it before they are summed, and the
+            averages multiplied by it: so that sums of 16-bit gradients stay in range. For Average.
+        num_groups: taken, and without effect, as is `groups`: which gradients travel together is
+            the buckets' matter, and does not change any value.
+        groups: as `num_groups`.
         sparse_as_dense: average sparse gradients as dense ones, like all others.
-        communicator: whose ranks average; by default the one of ``init()``.
+        process_set: whose ranks average: a `ProcessSet` or a `ringdl.Communicator`. On a rank that
+            is not in the process set nothing is averaged.
 
     Raises:
         UsageError: if it is wrapped already, or names are duplicate or missing.
@@ -82,15 +93,27 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         raise ringdl.UsageError(
             f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}"
         )
-    if isinstance(optimizer, Distributed):
+    if isinstance(optimizer, Wrapped):
         raise ringdl.UsageError("this optimizer is wrapped in DistributedOptimizer already")
-    if op not in (ringdl.Average, ringdl.Sum):
-        raise ringdl.UsageError(f"gradients are reduced with Average or Sum, not {op}")
-    if backward_passes_per_step < 1:
+    if op not in (ringdl.Average, ringdl.Sum, ringdl.Adasum):
+        raise ringdl.UsageError(f"gradients are reduced with Average, Sum or Adasum, not {op}")
+    _refuse_passes(backward_passes_per_step)
+    if gradient_predivide_factor != 1.0 and (
+        op != ringdl.Average or not gradient_predivide_factor > 0
+    ):
         raise ringdl.UsageError(
-            f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}"
+            f"gradient_predivide_factor={gradient_predivide_factor} with {op}: it is a positive "
+            "number, and only averages are divided"
         )
+    _refuse_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
+    if isinstance(process_set, ProcessSet) and process_set.included() is False:
+        wrap(optimizer, Alone)
+        return optimizer
+    if isinstance(op, ringdl.AdasumOp):
+        changes = Changes(named, wire_of(compression), communicator_of(process_set))
+        combine_steps(optimizer, changes)
+        return optimizer
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     if not trained:
         raise ringdl.UsageError(
@@ -100,31 +123,47 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     optimizer._ringdl_gradients = Gradients(  # type: ignore[attr-defined]
         trained,
         op,
-        compression,
+        wire_of(compression),
         backward_passes_per_step,
         sparse_as_dense,
-        communicator or ringdl.get_communicator(),
+        communicator_of(process_set),
+        gradient_predivide_factor,
     )
     optimizer._ringdl_named_parameters = named  # type: ignore[attr-defined]
     optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]  # type: ignore[attr-defined]
-    optimizer.__class__ = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
+    wrap(optimizer, Distributed)
     optimizer.register_step_pre_hook(_before_step)
     optimizer.register_step_post_hook(_after_step)
     return optimizer
 
 
-class Distributed(torch.optim.Optimizer):
-    """What a wrapped optimizer's class inherits from, besides its own. Never constructed."""
+class Distributed(Wrapped):
+    """Averages gradients before each step."""
 
     _ringdl_gradients: Gradients
     _ringdl_named_parameters: NamedParameters
     _ringdl_frozen: NamedParameters
-    _ringdl_replicas_checked = False
     _ringdl_skips = False
+    _ringdl_is_synchronized = False
+    _ringdl_has_warned = False
 
     def synchronize(self) -> None:
         """Average what ``backward()`` has not averaged yet. Collective."""
         self._ringdl_gradients.synchronize()
+        self._ringdl_is_synchronized = True
+
+    def replan(self) -> None:
+        """Put gradients into buckets in the order in which rank 0's first backward made them.
+
+        They are in the reverse order of registration at first, which models whose layers are
+        registered in another order than they are used in do not follow: then little is averaged
+        while ``backward()`` runs. Call it on all ranks after the first ``step()``; the views move.
+        Sums of floats may be rounded in another way from then on. Collective.
+
+        Raises:
+            UsageError: there was no backward, or gradients are being averaged.
+        """
+        self._ringdl_gradients.replan()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -134,6 +173,11 @@ class Distributed(torch.optim.Optimizer):
             yield
         finally:
             self._ringdl_skips = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Average only in every so many-th backward from now on; the same on all ranks."""
+        _refuse_passes(passes)
+        self._ringdl_gradients.set_passes_per_round(passes)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -146,19 +190,36 @@ class Distributed(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         self._ringdl_gradients.expect_round()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy or a pickle is a bare optimizer."""
-        return _make_bare, (type(self).__bases__[1],), self.__getstate__()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the buckets are agreed once, when the optimizer is wrapped."""
-        raise ringdl.UsageError(
-            "parameters cannot be added to a wrapped optimizer; add them before wrapping it"
+def _warn_of_synchronize(optimizer: Distributed) -> None:
+    """Once: scripts that change gradients between the two mean to skip the second averaging."""
+    was_synchronized, optimizer._ringdl_is_synchronized = optimizer._ringdl_is_synchronized, False
+    if was_synchronized and not optimizer._ringdl_skips and not optimizer._ringdl_has_warned:
+        optimizer._ringdl_has_warned = True
+        warnings.warn(
+            "step() after synchronize(): gradients are averaged already, and are not averaged "
+            "again; say so with `with optimizer.skip_synchronize(): optimizer.step()`, or leave "
+            "synchronize() out",
+            UserWarning,
+            stacklevel=4,
         )
 
 
-def _make_bare(bare_class: type[AnyOptimizer]) -> AnyOptimizer:
-    return bare_class.__new__(bare_class)
+def _refuse_passes(passes: int) -> None:
+    if passes < 1:
+        raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes}")
+
+
+def _refuse_groups(num_groups: int, groups: int | Sequence[Sequence[torch.Tensor]] | None) -> None:
+    if num_groups < 0 or (isinstance(groups, int) and groups < 0):
+        raise ringdl.UsageError("num_groups and groups are numbers of groups: at least 0")
+    if groups is None or isinstance(groups, int):
+        return
+    listed = [parameter for group in groups for parameter in group]
+    if not all(isinstance(parameter, torch.Tensor) for parameter in listed):
+        raise ringdl.UsageError("groups is a number, or a list of lists of parameters")
+    if len({id(parameter) for parameter in listed}) < len(listed):
+        raise ringdl.UsageError("groups holds a parameter twice; each belongs to one group")
 
 
 def _before_step(
@@ -167,6 +228,7 @@ def _before_step(
     """Runs first in ``step()``, also where a scheduler has replaced ``step`` on the instance."""
     assert isinstance(optimizer, Distributed)
     gradients = optimizer._ringdl_gradients
+    _warn_of_synchronize(optimizer)
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not optimizer._ringdl_skips and (gradients.is_pending or closure is None):
         gradients.synchronize()
@@ -177,13 +239,13 @@ def _before_step(
                 "optimizer was wrapped, so it is not averaged; unfreeze parameters first, then "
                 "make the optimizer and wrap it"
             )
-    if not optimizer._ringdl_replicas_checked:
+    if not gradients.are_replicas_checked:
         check_replicas(
             optimizer._ringdl_named_parameters,
             gradients.communicator,
             f"{gradients.key}.replicas",
         )
-        optimizer._ringdl_replicas_checked = True
+        gradients.are_replicas_checked = True
     if closure is None:
         return None
     reduced = reduced_closure(closure, gradients)

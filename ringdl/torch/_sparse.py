@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -10,31 +10,32 @@ import torch
 import ringdl
 
 
-def reduce_sparse(
+def begin_sparse(
     gradient: torch.Tensor | None,
-    parameter: torch.Tensor,
+    like: torch.Tensor,
     sparse_dim: int,
     op: ringdl.Reduction,
     communicator: ringdl.Communicator,
     name: str,
-) -> torch.Tensor | None:
-    """The average or sum of a sparse gradient over all ranks; the same bits on all. Collective.
+) -> Callable[[], torch.Tensor | None]:
+    """Start the average or sum of a sparse gradient over all ranks. Collective.
 
     An allgather of the rows' indices, one of their values, and then the sum of each row in the
     order of the ranks; 16-bit values are added in fp32 and rounded once.
 
     Args:
         gradient: this rank's, of any layout; None counts as zeros.
-        parameter: whose shape and dtype it has.
+        like: has its shape and dtype.
         sparse_dim: how many leading axes have indices; the same on all ranks.
         op: Average or Sum.
         communicator: the ranks.
         name: what the allgathers are matched by.
 
     Returns:
-        A coalesced tensor, or None if no rank has a gradient.
+        What waits, and returns a coalesced tensor, the same bits on all ranks, or None if no rank
+        has a gradient.
     """
-    shape, dtype = tuple(parameter.shape), parameter.dtype
+    shape, dtype = tuple(like.shape), like.dtype
     if gradient is None:
         indices = torch.empty(0, sparse_dim, dtype=torch.int64)
         values = torch.empty(0, *shape[sparse_dim:], dtype=dtype)
@@ -46,20 +47,25 @@ def reduce_sparse(
         indices, values = gradient.indices().t(), gradient.values()
     # A first row for each rank: how many follow, or -1 for no gradient.
     head = torch.full((1, sparse_dim), -1 if gradient is None else len(indices))
-    rows = communicator.allgather(torch.cat([head, indices]), name=f"{name}.indices")
-    blocks: list[torch.Tensor] = []
-    is_produced = False
-    begin = 0
-    while begin < len(rows):
-        count = int(rows[begin, 0])
-        is_produced |= count >= 0
-        blocks.append(rows[begin + 1 : begin + 1 + max(count, 0)])
-        begin += 1 + max(count, 0)
-    if not is_produced:
-        return None
-    all_values = communicator.allgather(values.contiguous(), name=f"{name}.values")
-    divisor = communicator.size if op == ringdl.Average else 1
-    return _sum_rows(torch.cat(blocks), all_values, shape, divisor)
+    of_rows = communicator.allgather_async(torch.cat([head, indices]), name=f"{name}.indices")
+    of_values = communicator.allgather_async(values.contiguous(), name=f"{name}.values")
+
+    def end() -> torch.Tensor | None:
+        rows, all_values = of_rows.wait(), of_values.wait()
+        blocks: list[torch.Tensor] = []
+        is_produced = False
+        first = 0
+        while first < len(rows):
+            count = int(rows[first, 0])
+            is_produced |= count >= 0
+            blocks.append(rows[first + 1 : first + 1 + max(count, 0)])
+            first += 1 + max(count, 0)
+        if not is_produced:
+            return None
+        divisor = communicator.size if op == ringdl.Average else 1
+        return _sum_rows(torch.cat(blocks), all_values, shape, divisor)
+
+    return end
 
 
 def _sum_rows(

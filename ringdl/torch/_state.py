@@ -12,6 +12,8 @@ import torch
 
 import ringdl
 from ringdl._work import one_of_several_steps
+from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set, root_in
+from ringdl.torch._unwrapped import watch
 
 _DIGEST_BYTES = 16
 
@@ -19,8 +21,7 @@ _DIGEST_BYTES = 16
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
     root_rank: int = 0,
-    *,
-    communicator: ringdl.Communicator | None = None,
+    process_set: AnySet = global_process_set,
 ) -> None:
     """Overwrite tensors with those of ``root_rank``, in place. Collective.
 
@@ -29,7 +30,7 @@ def broadcast_parameters(
             tensors of any dtype and strides, with the same names, shapes and dtypes on every rank.
             Other values of a state_dict (a module's extra state) are left alone.
         root_rank: whose values all ranks get.
-        communicator: whose ranks; by default the one of ``init()``.
+        process_set: whose ranks; ``root_rank`` is one of them, by its number among all.
 
     Raises:
         MismatchError: on every rank, if names, shapes or dtypes differ, a name occurs twice, or
@@ -42,32 +43,37 @@ def broadcast_parameters(
         name, tensor = value if isinstance(value, tuple) else (str(key), value)
         if not isinstance(tensor, torch.Tensor):
             continue
+        if tensor.device.type != "cpu":
+            unfit = f"{name!r} is on {tensor.device}; move the model to the CPU"
         if name in named and tensor.data_ptr() != named[name].data_ptr():
             unfit = f"two tensors are called {name!r}; call it once for each model"
         if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
             unfit = f"elements of {name!r} share memory (it was expanded); make it .contiguous()"
         named[name] = tensor.detach()
     specs = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items()]
-    communicator = communicator or ringdl.get_communicator()
+    communicator, root_rank = communicator_of(process_set), root_in(process_set, root_rank)
     root_specs = communicator.broadcast_object(specs, root_rank)
     difference = (
         _first_difference(specs, root_specs, communicator.rank)
         if unfit is None
         else f"broadcast_parameters: {unfit} (rank {communicator.rank})"
     )
-    differing = np.flatnonzero(communicator.allgather(np.array([difference is not None])))
-    if len(differing) > 0:
-        raise ringdl.MismatchError(communicator.broadcast_object(difference, int(differing[0])))
+    own = np.array([[communicator.rank, difference is not None]])
+    differing = [rank for rank, differs in communicator.allgather(own).tolist() if differs]
+    if differing:
+        raise ringdl.MismatchError(communicator.broadcast_object(difference, differing[0]))
     with one_of_several_steps():
         for name, _, _ in root_specs:
             _broadcast_tensor(named[name], root_rank, communicator)
+    if communicator.size > 1:
+        watch(named.values())
 
 
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int = 0,
-    *,
-    communicator: ringdl.Communicator | None = None,
+    model: torch.nn.Module | None = None,
+    process_set: AnySet = global_process_set,
 ) -> None:
     """Give every rank the optimizer state and options of ``root_rank``. Collective.
 
@@ -78,9 +84,11 @@ def broadcast_optimizer_state(
     Args:
         optimizer: the same kind with the same parameters on every rank, wrapped or not.
         root_rank: whose state all ranks get.
-        communicator: whose ranks; by default the one of ``init()``.
+        model: ignored.
+        process_set: as in `broadcast_parameters`.
     """
-    communicator = communicator or ringdl.get_communicator()
+    del model
+    communicator, root_rank = communicator_of(process_set), root_in(process_set, root_rank)
     is_root = communicator.rank == root_rank
     sent: list[torch.Tensor] = []
     skeleton = (
@@ -127,9 +135,7 @@ def check_replicas(
     gathered = communicator.allgather(digests[None], name=f"{name}.each")
     index = next(index for index in range(len(digests)) if not _all_equal(gathered[:, index]))
     differing = [
-        rank
-        for rank in range(communicator.size)
-        if (gathered[rank, index] != gathered[0, index]).any()
+        rank for rank in range(len(gathered)) if (gathered[rank, index] != gathered[0, index]).any()
     ]
     raise ringdl.MismatchError(
         f"the replicas differ at the first step: in the parameter {named_parameters[index][0]!r}, "

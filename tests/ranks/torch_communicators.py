@@ -54,11 +54,11 @@ def check_base_and_experts() -> None:
     model = Experts(seed=rank)
     optimizers = optimizers_of(model)
     hvd.broadcast_parameters(model.base.state_dict())
-    hvd.broadcast_parameters(model.expert.state_dict(), communicator=halves)
+    hvd.broadcast_parameters(model.expert.state_dict(), process_set=halves)
     optimizers[1].param_groups[0]["lr"] = 0.1 * (1 + rank)
-    hvd.broadcast_optimizer_state(optimizers[1], communicator=halves)
+    hvd.broadcast_optimizer_state(optimizers[1], process_set=halves)
     hvd.DistributedOptimizer(optimizers[0], model.base.named_parameters())
-    hvd.DistributedOptimizer(optimizers[1], model.expert.named_parameters(), communicator=halves)
+    hvd.DistributedOptimizer(optimizers[1], model.expert.named_parameters(), process_set=halves)
     for step in range(4):
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -102,7 +102,7 @@ def check_replicas_of_a_half() -> None:
     halves = make_halves()
     layer = make_mlp(seed=int(ringdl.rank() == 2))
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(layer.parameters()), layer.named_parameters(), communicator=halves
+        torch.optim.SGD(layer.parameters()), layer.named_parameters(), process_set=halves
     )
     loss_of(layer, *whole_batch(0)).backward()
     if ringdl.rank() % 2 == 0:

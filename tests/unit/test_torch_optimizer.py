@@ -235,7 +235,7 @@ def test_names() -> None:
 def test_arguments() -> None:
     model, optimizer = make()
     refused("not a Sequential", model)
-    refused("Average or Sum", optimizer, op=hvd.Max)
+    refused("Average, Sum or Adasum", optimizer, op=hvd.Max)
     refused("at least 1", optimizer, backward_passes_per_step=0)
     model.requires_grad_(False)
     refused("nothing to average", optimizer)

@@ -1,0 +1,125 @@
+"""DistributedOptimizer(op=Adasum): what optimizers change is combined, not gradients."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+import ringdl
+from ringdl._reductions import CompressionName
+from ringdl.torch._state import check_replicas
+from ringdl.torch._wrapped import Wrapped, wrap
+
+NamedParameters = list[tuple[str, torch.Tensor]]
+_made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
+_alive: weakref.WeakSet[Changes] = weakref.WeakSet()
+
+
+class AdasumDistributed(Wrapped):
+    """Combines what steps have changed.
+
+    Each rank steps on its own gradients. Then, for each parameter, what the ranks have changed is
+    combined by `ringdl.Adasum` and added to what the parameter was. So gradients are each rank's
+    own: clip them before ``step()`` without any call, and do without GradScaler, with which ranks
+    would skip steps that others make.
+    """
+
+    _ringdl_changes: Changes
+
+    def synchronize(self) -> None:
+        """Nothing: gradients are each rank's own."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Refused: ranks would train models of their own."""
+        raise ringdl.UsageError(
+            "with op=Adasum step() combines what each rank's step has changed, so it cannot be "
+            "skipped; clip gradients before step(), without skip_synchronize()"
+        )
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Nothing: ``backward()`` never communicates."""
+        yield
+
+
+class Changes:
+    """What steps of one optimizer change. Collective: ranks construct in the same order.
+
+    Args:
+        named: the parameters, in the same order on every rank.
+        compression: 16-bit floats that changes of float32 parameters travel as.
+        communicator: the ranks.
+    """
+
+    def __init__(
+        self,
+        named: NamedParameters,
+        compression: CompressionName | None,
+        communicator: ringdl.Communicator,
+    ) -> None:
+        self._named = named
+        self._wire = None if compression is None else getattr(torch, compression)
+        self._communicator = communicator
+        number = next(_made.setdefault(communicator, itertools.count()))
+        self._key = f"ringdl.torch.adasum.{number}"
+        self._before: Sequence[torch.Tensor] | None = None
+        self._are_replicas_checked = False
+        _alive.add(self)
+
+    def begin(self) -> None:
+        """The optimizer is going to step."""
+        if not self._are_replicas_checked:
+            check_replicas(self._named, self._communicator, f"{self._key}.replicas")
+            self._are_replicas_checked = True
+        self._before = [parameter.detach().clone() for _, parameter in self._named]
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """The optimizer has stepped. Collective."""
+        if self._before is None:
+            return
+        before, self._before = self._before, None
+        pairs = [*zip(before, (parameter for _, parameter in self._named), strict=True)]
+        changes = [self._narrow(parameter - old) for old, parameter in pairs]
+        was_checked, self._are_replicas_checked = self._are_replicas_checked, False
+        self._communicator.grouped_allreduce_(changes, ringdl.Adasum, self._key)
+        self._are_replicas_checked = was_checked
+        for (old, parameter), change in zip(pairs, changes, strict=True):
+            parameter.copy_(old + change.to(parameter.dtype))
+
+    def check_again(self) -> None:
+        """Compare the parameters of all ranks at the next step."""
+        self._are_replicas_checked = False
+
+    def _narrow(self, change: torch.Tensor) -> torch.Tensor:
+        is_narrowed = self._wire is not None and change.dtype == torch.float32
+        return change.to(self._wire) if is_narrowed else change
+
+
+def check_changes_again() -> None:
+    """Compare parameters at the next step of each optimizer, once all ranks have joined."""
+    for changes in list(_alive):
+        changes.check_again()
+
+
+def combine_steps(optimizer: torch.optim.Optimizer, changes: Changes) -> None:
+    """Change the optimizer's class, and combine in each ``step()`` from now on."""
+    optimizer._ringdl_changes = changes  # type: ignore[attr-defined]
+    wrap(optimizer, AdasumDistributed)
+    optimizer.register_step_pre_hook(_before_step)
+    optimizer.register_step_post_hook(_after_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    assert isinstance(optimizer, AdasumDistributed)
+    optimizer._ringdl_changes.begin()
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    assert isinstance(optimizer, AdasumDistributed)
+    optimizer._ringdl_changes.end()

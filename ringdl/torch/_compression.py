@@ -1,0 +1,61 @@
+"""What float32 travels as between hosts, under the names of MPI training scripts."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, cast
+
+import torch
+
+import ringdl
+from ringdl._reductions import CompressionName
+
+_WIDE = (torch.float32, torch.float64)
+
+
+class Compressor(str):
+    """A dtype's name, for `ringdl`, which also narrows and widens tensors by hand."""
+
+    __slots__ = ()
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        """The tensor narrowed, if it is wider, and what it was."""
+        is_narrowed = self != "none" and tensor.dtype in _WIDE
+        return tensor.to(getattr(torch, self)) if is_narrowed else tensor, tensor.dtype
+
+    def decompress(self, tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+        """What `compress` narrowed, as wide as it was."""
+        return tensor.to(ctx)
+
+
+class Compression:
+    """What ``compression`` may be."""
+
+    none = Compressor("none")
+    fp16 = Compressor("float16")
+    bf16 = Compressor("bfloat16")
+
+
+AnyCompression: TypeAlias = str | None
+
+
+def wire_of(compression: AnyCompression) -> CompressionName | None:
+    """What travels.
+
+    Raises:
+        UsageError: neither one of `Compression` nor a dtype's name.
+    """
+    if compression is None or compression == Compression.none:
+        return None
+    if not isinstance(compression, str):
+        raise ringdl.UsageError(
+            f"compression is {compression!r}; take Compression.none, .fp16 or .bf16"
+        )
+    return cast(CompressionName, str(compression))
+
+
+def wire_of_sum(
+    compression: AnyCompression, op: Any, dtype: torch.dtype = torch.float32
+) -> CompressionName | None:
+    """The same where only sums and averages of float32 are narrowed, and the rest left as it is."""
+    wire = wire_of(compression)
+    return wire if op in (ringdl.Sum, ringdl.Average) and dtype == torch.float32 else None

@@ -1,0 +1,202 @@
+"""Process sets: some of the ranks, under the names that MPI training scripts use.
+
+Wherever a process set is taken, a `ringdl.Communicator` is, too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import ringdl
+
+_registered: weakref.WeakKeyDictionary[ringdl.Communicator, dict[int, ProcessSet]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By the default communicator that they are part of: the process sets, by number."""
+
+
+class ProcessSet:
+    """Some of the ranks, which have collectives of their own.
+
+    It can be used once it is registered: by ``init(process_sets=[...])`` or by `add_process_set`,
+    which all ranks call alike. Then disjoint ones never wait for each other.
+
+    Args:
+        ranks_or_comm: ranks as `rank` counts them, in any order; or an mpi4py communicator.
+
+    Attributes:
+        process_set_id: its number, or None while it is not registered; 0 is that of all ranks.
+        ranks: in ascending order; None until a communicator's are known.
+
+    Raises:
+        UsageError: it is neither.
+    """
+
+    def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
+        self.process_set_id: int | None = None
+        self.ranks: list[int] | None = None
+        self.mpi_comm: Any = None
+        self._communicator: ringdl.Communicator | None = None
+        self._default: weakref.ref[ringdl.Communicator] | None = None
+        if hasattr(ranks_or_comm, "Get_group"):
+            self.mpi_comm = ranks_or_comm
+            return
+        try:
+            listed = list(ranks_or_comm)
+        except TypeError:
+            listed = [None]
+        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in listed):
+            raise ringdl.UsageError(
+                f"ProcessSet takes a list of ranks or an mpi4py communicator, not {ranks_or_comm!r}"
+            )
+        self.ranks = sorted(listed)
+
+    def size(self) -> int | None:
+        """How many ranks it has; None while it is not registered."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        return len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This rank's number in it; None while it is not registered.
+
+        Roots are named by their number among all ranks, not by this one.
+
+        Raises:
+            UsageError: this rank is not in it.
+        """
+        return None if self.process_set_id is None else communicator_of(self).rank
+
+    def included(self) -> bool | None:
+        """Whether this rank is in it; None while its ranks are not known."""
+        return None if self.ranks is None else ringdl.rank() in self.ranks
+
+    def __deepcopy__(self, memo: Any) -> ProcessSet:
+        """The same one, in a copy of a model."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """A pickle is not registered."""
+        return ProcessSet, (self.ranks,)
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+class _AllRanks(ProcessSet):
+    """The process set of all ranks, whatever they are at the moment."""
+
+    def __init__(self) -> None:
+        self.process_set_id = 0
+        self.mpi_comm = None
+
+    def __reduce__(self) -> Any:
+        return "global_process_set"
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        return list(range(ringdl.size())) if ringdl.is_initialized() else []
+
+
+global_process_set: ProcessSet = _AllRanks()
+
+AnySet = ProcessSet | ringdl.Communicator
+
+
+def communicator_of(process_set: AnySet) -> ringdl.Communicator:
+    """The communicator of a process set.
+
+    Raises:
+        UsageError: it is not registered, or this rank is not in it.
+    """
+    default = ringdl.get_communicator()
+    if process_set is global_process_set:
+        return default
+    if isinstance(process_set, ringdl.Communicator):
+        return process_set
+    if not isinstance(process_set, ProcessSet):
+        raise ringdl.UsageError(
+            f"process_set is {process_set!r}; take a ProcessSet or a ringdl.Communicator"
+        )
+    if process_set.process_set_id is None:
+        raise ringdl.UsageError(
+            f"{process_set} is not registered; pass it to init(process_sets=[...]) or to "
+            "add_process_set(), on all ranks"
+        )
+    if process_set._default is None or process_set._default() is not default:
+        raise ringdl.UsageError(
+            f"{process_set} was registered before shutdown(); register it again after init()"
+        )
+    if process_set._communicator is None:
+        raise ringdl.UsageError(
+            f"rank {default.rank} is not in {process_set}; only its ranks may use it"
+        )
+    return process_set._communicator
+
+
+def root_in(process_set: AnySet, root_rank: int) -> int:
+    """The root's number in the communicator of a process set.
+
+    Raises:
+        UsageError: it is not in it.
+    """
+    if not isinstance(process_set, ProcessSet) or process_set is global_process_set:
+        return root_rank
+    assert process_set.ranks is not None
+    if root_rank not in process_set.ranks:
+        raise ringdl.UsageError(
+            f"root_rank {root_rank} is not in {process_set}; name one of its ranks, as hvd.rank() "
+            "counts them"
+        )
+    return process_set.ranks.index(root_rank)
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set, or the one of these ranks. Call it on all ranks, in the same order.
+
+    No environment variable has to allow it.
+
+    Raises:
+        UsageError: it has no ranks, or some that do not exist, or is registered already.
+    """
+    default = ringdl.get_communicator()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added.mpi_comm is not None:
+        added.ranks = _ranks_of(added.mpi_comm, default)
+    assert added.ranks is not None
+    others = _registered.setdefault(default, {0: global_process_set})
+    for other in others.values():
+        if other.ranks == added.ranks:
+            raise ringdl.UsageError(
+                f"there is {other} already; use that one instead of adding another"
+            )
+    communicator = default.group(added.ranks)
+    added.process_set_id = max(others) + 1
+    added._communicator = communicator
+    added._default = weakref.ref(default)
+    others[added.process_set_id] = added
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a registration back, on all ranks; whether there was one. That of all ranks stays."""
+    registered = _registered.get(ringdl.get_communicator(), {})
+    number = process_set.process_set_id
+    if number in (None, 0) or registered.get(number) is not process_set:
+        return False
+    del registered[number]
+    process_set.process_set_id = None
+    process_set._communicator = None
+    return True
+
+
+def _ranks_of(mpi_comm: Any, default: ringdl.Communicator) -> list[int]:
+    """The ranks of an mpi4py communicator, as the default one counts them."""
+    from ringdl import _mpi
+
+    own = default._shared.mpi
+    if own is None:
+        raise ringdl.UsageError("ranks are not started by MPI here; name them by their numbers")
+    return sorted(_mpi.translate_ranks(mpi_comm, own))

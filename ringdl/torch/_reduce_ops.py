@@ -1,0 +1,428 @@
+"""Reductions of torch CPU tensors, with the signatures of MPI training scripts.
+
+``name`` matches calls that ranks make in different orders; the in-place forms take tensors of any
+strides. ``average=False`` is the older way to say ``op=Sum``. ``prescale_factor`` and
+``postscale_factor`` multiply before and after; integers are cut towards zero then.
+
+The forms that return a new tensor at once are differentiable. Gradients are what such scripts
+expect: that of an allreduce is the same allreduce of the gradients; that of a reducescatter is the
+allgather of the gradients, for Sum times the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import ringdl
+from ringdl import _arrays
+from ringdl._reductions import Op
+from ringdl.torch._compression import AnyCompression, wire_of, wire_of_sum
+from ringdl.torch._handles import Handle, begin
+from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: AnyCompression = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+) -> torch.Tensor:
+    """The reduction of ``tensor`` over all ranks (Average unless given), in a new tensor."""
+    op = _reduction(average, op)
+    scales = (prescale_factor, postscale_factor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        result: torch.Tensor = _Allreduce.apply(tensor, op, name, compression, scales, process_set)  # type: ignore[no-untyped-call]
+        return result
+    return _allreduce(_arrays.copy_of(tensor), op, name, compression, scales, process_set)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+) -> torch.Tensor:
+    """Like `allreduce`, in place; returns ``tensor``."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce(tensor, _reduction(average, op), name, None, scales, process_set)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+) -> Handle:
+    """Start `allreduce`; `synchronize` of the handle returns the new tensor."""
+    scales = (prescale_factor, postscale_factor)
+    return _begin_allreduce(
+        _arrays.copy_of(tensor), _reduction(average, op), name, None, scales, process_set
+    )
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+) -> Handle:
+    """Start `allreduce_`; ``tensor`` is off limits until `synchronize` of the handle returns it."""
+    scales = (prescale_factor, postscale_factor)
+    return _begin_allreduce(tensor, _reduction(average, op), name, None, scales, process_set)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: AnyCompression = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+) -> list[torch.Tensor]:
+    """`allreduce` of each tensor, in fewer messages."""
+    op = _reduction(average, op)
+    scales = (prescale_factor, postscale_factor)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return [*_GroupedAllreduce.apply(op, name, compression, scales, process_set, *tensors)]  # type: ignore[no-untyped-call]
+    copies = [_arrays.copy_of(tensor) for tensor in tensors]
+    done: list[torch.Tensor] = _begin_grouped(
+        copies, op, name, compression, scales, process_set
+    ).wait()
+    return done
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+) -> list[torch.Tensor]:
+    """Like `grouped_allreduce`, in place; returns the tensors."""
+    done: list[torch.Tensor] = grouped_allreduce_async_(
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
+    return done
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+) -> Handle:
+    """Start `grouped_allreduce`; `synchronize` of the handle returns the new tensors."""
+    copies = [_arrays.copy_of(tensor) for tensor in tensors]
+    scales = (prescale_factor, postscale_factor)
+    return _begin_grouped(copies, _reduction(average, op), name, None, scales, process_set)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+) -> Handle:
+    """Start `grouped_allreduce_`; the tensors are off limits until `synchronize` returns them."""
+    scales = (prescale_factor, postscale_factor)
+    return _begin_grouped([*tensors], _reduction(average, op), name, None, scales, process_set)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: AnyCompression = None,
+    op: Op = ringdl.Average,
+    process_set: AnySet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduce over all ranks; this rank's rows of it, as evenly dealt as can be.
+
+    With ``compression``, float32 is rounded to that dtype before and after.
+    """
+    scales = (prescale_factor, postscale_factor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        result: torch.Tensor = _Reducescatter.apply(  # type: ignore[no-untyped-call]
+            tensor, name, compression, op, process_set, scales
+        )
+        return result
+    return _reducescatter(tensor, name, compression, op, process_set, scales)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op = ringdl.Average,
+    process_set: AnySet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start `reducescatter`; ``tensor`` must not change until `synchronize` returns."""
+    scales = (prescale_factor, postscale_factor)
+    return _begin_reducescatter(tensor, name, op, process_set, scales)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: AnyCompression = None,
+    op: Op = ringdl.Average,
+    process_set: AnySet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """`reducescatter` of each tensor."""
+    return [
+        reducescatter(
+            tensor,
+            part_name(name, number),
+            compression,
+            op,
+            process_set,
+            prescale_factor,
+            postscale_factor,
+        )
+        for number, tensor in enumerate(tensors)
+    ]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Op = ringdl.Average,
+    process_set: AnySet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start `grouped_reducescatter`."""
+    parts = [
+        reducescatter_async(
+            tensor, part_name(name, number), op, process_set, prescale_factor, postscale_factor
+        )
+        for number, tensor in enumerate(tensors)
+    ]
+    return Handle(parts, lambda: [part.wait() for part in parts])
+
+
+def part_name(name: str | None, number: int) -> str | None:
+    """What the collective of one tensor out of several is called."""
+    return None if name is None else f"{name}.{number}"
+
+
+Scales = tuple[float, float]
+UNSCALED: Scales = (1.0, 1.0)
+
+
+def _allreduce(
+    tensor: torch.Tensor,
+    op: Op,
+    name: str | None,
+    compression: AnyCompression,
+    scales: Scales,
+    process_set: AnySet,
+) -> torch.Tensor:
+    if name is None and wire_of(compression) is None and scales == UNSCALED:
+        if process_set is global_process_set:
+            ringdl.allreduce_(tensor, op)
+        else:
+            communicator_of(process_set).allreduce_(tensor, op)
+        return tensor
+    result: torch.Tensor = _begin_allreduce(
+        tensor, op, name, compression, scales, process_set
+    ).wait()
+    return result
+
+
+def _begin_allreduce(
+    tensor: torch.Tensor,
+    op: Op,
+    name: str | None,
+    compression: AnyCompression,
+    scales: Scales,
+    process_set: AnySet,
+) -> Handle:
+    communicator = communicator_of(process_set)
+    wire = wire_of_sum(compression, op, tensor.dtype)
+
+    def start() -> Handle:
+        scale_(tensor, scales[0])
+        work = communicator.allreduce_async_(tensor, op, name, compression=wire)
+        return Handle([work], lambda: scale_(tensor, scales[1]))
+
+    return begin(communicator, "allreduce", name, start)
+
+
+def _begin_grouped(
+    tensors: list[torch.Tensor],
+    op: Op,
+    name: str | None,
+    compression: AnyCompression,
+    scales: Scales,
+    process_set: AnySet,
+) -> Handle:
+    communicator = communicator_of(process_set)
+    wire = wire_of_sum(compression, op)
+
+    def start() -> Handle:
+        for tensor in tensors:
+            scale_(tensor, scales[0])
+        work = communicator.grouped_allreduce_async_(tensors, op, name, compression=wire)
+        return Handle([work], lambda: [scale_(tensor, scales[1]) for tensor in tensors])
+
+    return begin(communicator, "grouped_allreduce", name, start)
+
+
+def _begin_reducescatter(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: Op,
+    process_set: AnySet,
+    scales: Scales,
+) -> Handle:
+    communicator = communicator_of(process_set)
+    source = tensor if scales[0] == 1.0 else scale_(_arrays.copy_of(tensor), scales[0])
+
+    def start() -> Handle:
+        work = communicator.reducescatter_async(source, op, name)
+        return Handle([work], lambda: scale_(work.wait(), scales[1]))
+
+    return begin(communicator, "reducescatter", name, start)
+
+
+def _reducescatter(
+    tensor: torch.Tensor,
+    name: str | None,
+    compression: AnyCompression,
+    op: Op,
+    process_set: AnySet,
+    scales: Scales,
+) -> torch.Tensor:
+    wire = wire_of(compression)
+    is_rounded = wire is not None and tensor.dtype == torch.float32
+    source = tensor.detach().to(getattr(torch, wire)) if is_rounded else tensor  # type: ignore[arg-type]
+    result: torch.Tensor = _begin_reducescatter(source, name, op, process_set, scales).wait()
+    return result.to(tensor.dtype)
+
+
+def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Multiply in place, unseen by autograd; integers are cut towards zero."""
+    if factor != 1.0:
+        values = tensor.detach()
+        if values.is_floating_point():
+            values.mul_(factor)
+        else:
+            values.copy_(values.double() * factor)
+    return tensor
+
+
+def gradient_name(name: str | None) -> str | None:
+    """What the collective of a backward pass is called."""
+    return None if name is None else f"{name}.gradient"
+
+
+def _refuse_gradient(op: Op) -> None:
+    if op not in (ringdl.Average, ringdl.Sum):
+        raise ringdl.UsageError(
+            f"a reduction by {op} has no gradient here; reduce a detached tensor, or by Sum or "
+            "Average"
+        )
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        op: Op,
+        name: str | None,
+        compression: AnyCompression,
+        scales: Scales,
+        process_set: AnySet,
+    ) -> torch.Tensor:
+        ctx.call = (op, gradient_name(name), compression, scales, process_set)
+        return _allreduce(_arrays.copy_of(tensor), op, name, compression, scales, process_set)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        _refuse_gradient(ctx.call[0])
+        return _allreduce(_arrays.copy_of(gradient), *ctx.call), *[None] * 5
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        op: Op,
+        name: str | None,
+        compression: AnyCompression,
+        scales: Scales,
+        process_set: AnySet,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.call = (op, gradient_name(name), compression, scales, process_set)
+        copies = [_arrays.copy_of(tensor) for tensor in tensors]
+        return tuple(_begin_grouped(copies, op, name, compression, scales, process_set).wait())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        _refuse_gradient(ctx.call[0])
+        copies = [_arrays.copy_of(gradient) for gradient in gradients]
+        return *[None] * 5, *_begin_grouped(copies, *ctx.call).wait()
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        compression: AnyCompression,
+        op: Op,
+        process_set: AnySet,
+        scales: Scales,
+    ) -> torch.Tensor:
+        ctx.call = (gradient_name(name), op, process_set, scales)
+        return _reducescatter(tensor, name, compression, op, process_set, scales)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        name, op, process_set, (before, after) = ctx.call
+        _refuse_gradient(op)
+        communicator = communicator_of(process_set)
+        factor = before * after * (communicator.size if op == ringdl.Sum else 1)
+        return communicator.allgather(gradient * factor, name), *[None] * 5
+
+
+def _reduction(average: bool | None, op: Op | None) -> Op:
+    if average is not None and op is not None:
+        raise ringdl.UsageError("give op or average, not both")
+    if average is not None:
+        return ringdl.Average if average else ringdl.Sum
+    return ringdl.Average if op is None else op

@@ -1,0 +1,81 @@
+"""A backend for ``torch.distributed``: import this, then ``init_process_group("ringdl")``.
+
+    import ringdl.torch.backend
+    torch.distributed.init_process_group("ringdl")
+
+Under mpirun or ``python -m ringdl run``, with any torch: DistributedDataParallel, FSDP2
+(``fully_shard``), ZeroRedundancyOptimizer, distributed checkpoints and functional collectives then
+talk by ringdl. The import calls `ringdl.init`, and sets what ``torch.distributed`` reads where it
+is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Collective.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from typing import Any
+
+import torch.distributed as dist
+
+import ringdl
+from ringdl.torch._process_group import ProcessGroup
+
+__all__ = ["ProcessGroup"]
+
+
+def _set_environment() -> None:
+    communicator = ringdl.init()
+    for name, own in (("RANK", communicator.rank), ("WORLD_SIZE", communicator.size)):
+        if os.environ.get(name, str(own)) != str(own):
+            raise ringdl.UsageError(
+                f"{name} is {os.environ[name]} in the environment, and {own} for ringdl; unset it, "
+                "and start the job with mpirun or `python -m ringdl run` alone"
+            )
+    address = _address(communicator.host_count) if communicator.rank == 0 else None
+    host, port = communicator.broadcast_object(address, name="ringdl.torch.backend")
+    for name, value in (
+        ("RANK", communicator.rank),
+        ("WORLD_SIZE", communicator.size),
+        ("LOCAL_RANK", communicator.local_rank),
+        ("LOCAL_WORLD_SIZE", communicator.local_size),
+        ("MASTER_ADDR", host),
+        ("MASTER_PORT", port),
+    ):
+        os.environ.setdefault(name, str(value))
+
+
+def _address(host_count: int) -> tuple[str, int]:
+    """Where rank 0 may keep torch's store: a port that is free now."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = int(free.getsockname()[1])
+    if host_count == 1:
+        return "127.0.0.1", port
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return name, port
+    return name if address.startswith("127.") else address, port  # other hosts may know better
+
+
+def _make_group(options: Any, _: Any) -> ProcessGroup:
+    default = ringdl.get_communicator()
+    ranks = list(options.global_ranks_in_group)
+    if not ranks and (options.group_rank, options.group_size) != (default.rank, default.size):
+        raise ringdl.UsageError(
+            f"torch.distributed calls this rank {options.group_rank} of {options.group_size}, and "
+            f"ringdl {default.rank} of {default.size}; leave RANK and WORLD_SIZE unset, or start "
+            "the job with mpirun alone"
+        )
+    communicator = default.group(ranks or range(default.size))
+    assert communicator is not None  # only members are asked
+    group = ProcessGroup(communicator)
+    group.setGroupName(options.group_id)
+    return group
+
+
+if multiprocessing.current_process().name == "MainProcess":  # not in a child that imports __main__
+    _set_environment()
+dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=["cpu"])

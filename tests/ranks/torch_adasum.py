@@ -1,0 +1,76 @@
+"""DistributedOptimizer(op=Adasum)."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import torch
+
+import ringdl
+import ringdl.torch as hvd
+from tests.ranks.reductions import adasum
+from tests.ranks.support import expect
+from tests.ranks.torch_helpers import (
+    OPTIMIZERS,
+    assert_same_bits,
+    loss_of,
+    make_mlp,
+    part,
+    whole_batch,
+    wrap,
+)
+
+
+def check_steps() -> None:
+    """Each rank's own step from common parameters, combined per parameter."""
+    for make in OPTIMIZERS.values():
+        model = make_mlp()
+        optimizer = wrap(make(model.parameters()), model, op=hvd.Adasum)
+        replicas = [make_mlp() for _ in range(hvd.size())]
+        optimizers = [make(replica.parameters()) for replica in replicas]
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, 0.9) for each in optimizers]
+        for step in range(3):
+            inputs, targets = whole_batch(step)
+            optimizer.zero_grad()
+            loss_of(model, part(inputs), part(targets)).backward()
+            optimizer.step()
+            scheduler.step()
+            before = [parameter.detach().clone() for parameter in replicas[0].parameters()]
+            for rank, (replica, plain) in enumerate(zip(replicas, optimizers, strict=True)):
+                plain.zero_grad()
+                loss_of(replica, part(inputs, rank), part(targets, rank)).backward()
+                plain.step()
+                schedulers[rank].step()
+            for index, old in enumerate(before):
+                each = [[*replica.parameters()][index] for replica in replicas]
+                changes = [(new.detach() - old).numpy().ravel() for new in each]
+                combined = old + torch.from_numpy(adasum(changes)).reshape(old.shape)
+                with torch.no_grad():
+                    for new in each:
+                        new.copy_(combined)
+            for own, other in zip(model.parameters(), replicas[0].parameters(), strict=True):
+                torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-12)
+            assert_same_bits(model.parameters())
+
+
+def check_options() -> None:
+    model = make_mlp().float()
+    bare = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = wrap(bare, model, op=hvd.Adasum, compression=hvd.Compression.fp16)
+    assert optimizer is bare
+    inputs, targets = (part(x).float() for x in whole_batch(0))
+    loss_of(model, inputs, targets).backward()
+    optimizer.synchronize()
+    with optimizer.no_sync():
+        optimizer.step()
+    assert_same_bits(model.parameters())
+    with expect(ringdl.UsageError, "cannot be skipped"), optimizer.skip_synchronize():
+        optimizer.step()
+    with expect(ringdl.UsageError, "add them before wrapping it"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    with expect(ringdl.UsageError, "wrapped in DistributedOptimizer already"):
+        wrap(optimizer, model)
+    assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.SGD
+    assert type(copy.deepcopy(optimizer)) is torch.optim.SGD
