@@ -61,7 +61,7 @@ def test_algorithms_and_gloo_stand_beside_it(tmp_path: Path) -> None:
     assert names.split()[2:] == ["ringdl", "ringdl:ring", "ringdl:doubling", "gloo", "memcpy"]
     last = lines[lines.index(names) + 3].split()
     assert last[0] == "1048576"
-    assert last[4:6] == ["N/A", "N/A"], "doubling takes small arrays only"
+    assert float(last[4]) > 0, "doubling takes large arrays, too, in several messages"
     assert "# Out of bounds values : 0 OK" in lines
 
 
