@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -55,6 +54,8 @@ class Recording:
 
     def write(self) -> None:
         """Gather what all ranks have recorded in rank 0's file. Collective."""
+        import json
+
         import numpy as np
 
         events = [*self._metadata()]
