@@ -17,6 +17,7 @@ from tests.ranks.torch_helpers import (
     loss_of,
     make_mlp,
     part,
+    take_step,
     whole_batch,
     wrap,
 )
@@ -33,15 +34,11 @@ def check_steps() -> None:
         schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, 0.9) for each in optimizers]
         for step in range(3):
             inputs, targets = whole_batch(step)
-            optimizer.zero_grad()
-            loss_of(model, part(inputs), part(targets)).backward()
-            optimizer.step()
+            take_step(model, optimizer, part(inputs), part(targets))
             scheduler.step()
             before = [parameter.detach().clone() for parameter in replicas[0].parameters()]
             for rank, (replica, plain) in enumerate(zip(replicas, optimizers, strict=True)):
-                plain.zero_grad()
-                loss_of(replica, part(inputs, rank), part(targets, rank)).backward()
-                plain.step()
+                take_step(replica, plain, part(inputs, rank), part(targets, rank))
                 schedulers[rank].step()
             for index, old in enumerate(before):
                 each = [[*replica.parameters()][index] for replica in replicas]

@@ -26,6 +26,7 @@ from tests.ranks.torch_helpers import (
     loss_of,
     make_mlp,
     part,
+    take_step,
     whole_batch,
 )
 
@@ -288,9 +289,7 @@ def check_what_libraries_ask(comm: Communicator) -> None:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
     for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, *map(part, whole_batch(step))).backward()
-        optimizer.step()
+        take_step(model, optimizer, *map(part, whole_batch(step)))
 
 
 def assert_equal_parameters(own: nn.Module, other: nn.Module) -> None:
@@ -341,9 +340,7 @@ def check_fully_shard(comm: Communicator) -> None:
     reference = make_mlp()
     optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01)
     for step in range(3):
-        optimizer.zero_grad()
-        loss_of(reference, *whole_batch(step)).backward()
-        optimizer.step()
+        take_step(reference, optimizer, *whole_batch(step))
     for own, expected in zip(models[0].parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(own.detach().full_tensor(), expected.detach())
 

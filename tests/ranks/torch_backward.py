@@ -19,6 +19,7 @@ from tests.ranks.torch_helpers import (
     loss_of,
     make_mlp,
     part,
+    take_step,
     whole_batch,
     wrap,
 )
@@ -192,9 +193,7 @@ def check_everything_in_a_reentrant_checkpoint() -> None:
         outputs = checkpoint(model, part(inputs).requires_grad_(), use_reentrant=True)
         torch.nn.functional.mse_loss(outputs, part(targets)).backward()
         optimizer.step()
-        reference_optimizer.zero_grad()
-        loss_of(reference, inputs, targets).backward()
-        reference_optimizer.step()
+        take_step(reference, reference_optimizer, inputs, targets)
     assert_close(model, reference)
 
 
@@ -351,12 +350,8 @@ def check_failed_backward() -> None:
                 [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             )
             continue
-        optimizer.zero_grad()
-        loss_of(model, part(inputs), part(targets)).backward()
-        optimizer.step()
-        reference_optimizer.zero_grad()
-        loss_of(reference, inputs, targets).backward()
-        reference_optimizer.step()
+        take_step(model, optimizer, part(inputs), part(targets))
+        take_step(reference, reference_optimizer, inputs, targets)
     assert_close(model, reference)
     assert_same_bits(model.parameters())
 
@@ -376,9 +371,7 @@ def check_backward_after_a_failed_one() -> None:
             optimizer.zero_grad()
         loss_of(model, part(inputs), part(targets)).backward()
         optimizer.step()
-        reference_optimizer.zero_grad()
-        loss_of(reference, inputs, targets).backward()
-        reference_optimizer.step()
+        take_step(reference, reference_optimizer, inputs, targets)
     assert_close(model, reference)
 
 

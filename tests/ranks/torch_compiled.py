@@ -8,9 +8,9 @@ from tests.ranks.torch_helpers import (
     OPTIMIZERS,
     assert_close,
     assert_same_bits,
-    loss_of,
     make_mlp,
     part,
+    take_step,
     whole_batch,
     wrap,
 )
@@ -24,12 +24,7 @@ def check_compiled_models() -> None:
     plain = OPTIMIZERS["adamw"](reference.parameters())
     for step in range(4):
         inputs, targets = whole_batch(step)
-        for one, its, x, y in (
-            (compiled, optimizer, part(inputs), part(targets)),
-            (reference, plain, inputs, targets),
-        ):
-            its.zero_grad(set_to_none=step % 2 == 0)
-            loss_of(one, x, y).backward()
-            its.step()
+        take_step(compiled, optimizer, part(inputs), part(targets), step % 2 == 0)
+        take_step(reference, plain, inputs, targets, step % 2 == 0)
     assert_close(model, reference)
     assert_same_bits(model.parameters())

@@ -58,6 +58,19 @@ def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor)
     return torch.nn.functional.mse_loss(model(inputs), targets)
 
 
+def take_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    set_to_none: bool = True,
+) -> None:
+    """One step of training."""
+    optimizer.zero_grad(set_to_none)
+    loss_of(model, inputs, targets).backward()
+    optimizer.step()
+
+
 def wrap(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, **options: object
 ) -> torch.optim.Optimizer:

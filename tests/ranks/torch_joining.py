@@ -14,6 +14,7 @@ from tests.ranks.torch_helpers import (
     loss_of,
     make_mlp,
     part,
+    take_step,
     whole_batch,
     wrap,
 )
@@ -32,9 +33,7 @@ def check_uneven_batches() -> None:
         plain = make(reference.parameters())
         for epoch in range(2):
             for step in range(batches_of(rank)):
-                optimizer.zero_grad()
-                loss_of(model, *map(part, whole_batch(step + 10 * epoch))).backward()
-                optimizer.step()
+                take_step(model, optimizer, *map(part, whole_batch(step + 10 * epoch)))
             last = hvd.join()
             assert batches_of(last) == max(map(batches_of, range(size)))
             hvd.broadcast_parameters(model.state_dict(), last)
@@ -78,9 +77,7 @@ def check_forgotten_broadcast() -> None:
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
     def train(step: int) -> None:
-        optimizer.zero_grad()
-        loss_of(model, *map(part, whole_batch(step))).backward()
-        optimizer.step()
+        take_step(model, optimizer, *map(part, whole_batch(step)))
 
     for step in range(batches_of(hvd.rank())):
         train(step)

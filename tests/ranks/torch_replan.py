@@ -11,8 +11,8 @@ from tests.ranks.torch_helpers import (
     OPTIMIZERS,
     assert_close,
     assert_same_bits,
-    loss_of,
     part,
+    take_step,
     wrap,
 )
 
@@ -59,13 +59,8 @@ def check_order_and_training() -> None:
         assert filled(optimizer, model) == ["first", "unused", "middle", "last"]
         for step in range(4):
             x, y = batch(step)
-            for one, its, inputs, targets in (
-                (model, optimizer, part(x), part(y)),
-                (reference, plain, x, y),
-            ):
-                its.zero_grad(set_to_none=step % 2 == 0)
-                loss_of(one, inputs, targets).backward()
-                its.step()
+            take_step(model, optimizer, part(x), part(y), step % 2 == 0)
+            take_step(reference, plain, x, y, step % 2 == 0)
             if step == 0:
                 before = [parameter.grad for parameter in model.parameters()]
                 optimizer.replan()

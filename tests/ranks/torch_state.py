@@ -18,6 +18,7 @@ from tests.ranks.torch_helpers import (
     loss_of,
     make_mlp,
     part,
+    take_step,
     whole_batch,
     wrap,
 )
@@ -27,9 +28,7 @@ def _step(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, is_split: bool = True
 ) -> None:
     inputs, targets = (part(tensor) if is_split else tensor for tensor in whole_batch(step))
-    optimizer.zero_grad()
-    loss_of(model, inputs, targets).backward()
-    optimizer.step()
+    take_step(model, optimizer, inputs, targets)
 
 
 def check_broadcast_parameters() -> None:

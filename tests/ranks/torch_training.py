@@ -16,6 +16,7 @@ from tests.ranks.torch_helpers import (
     loss_of,
     make_mlp,
     part,
+    take_step,
     whole_batch,
     wrap,
 )
@@ -118,9 +119,7 @@ def check_param_groups_and_scheduler_made_before() -> None:
             optimizer = wrap(optimizer, model)
         for step in range(6):
             inputs, targets = (part(tensor) if is_split else tensor for tensor in whole_batch(step))
-            optimizer.zero_grad()
-            loss_of(model, inputs, targets).backward()
-            optimizer.step()
+            take_step(model, optimizer, inputs, targets)
             scheduler.step()
         return model
 
