@@ -5,22 +5,22 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from contextlib import _GeneratorContextManager
+from typing import Any
 
 import torch
 
 import ringdl
 from ringdl._reductions import CompressionName
 from ringdl.torch._state import check_replicas
-from ringdl.torch._wrapped import Wrapped, wrap
+from ringdl.torch._wrapped import Unaveraged, wrap
 
 NamedParameters = list[tuple[str, torch.Tensor]]
 _made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
 _alive: weakref.WeakSet[Changes] = weakref.WeakSet()
 
 
-class AdasumDistributed(Wrapped):
+class AdasumDistributed(Unaveraged):
     """Combines what steps have changed.
 
     Each rank steps on its own gradients. Then, for each parameter, what the ranks have changed is
@@ -31,20 +31,14 @@ class AdasumDistributed(Wrapped):
 
     _ringdl_changes: Changes
 
-    def synchronize(self) -> None:
-        """Nothing: gradients are each rank's own."""
-
-    def skip_synchronize(self) -> NoReturn:
-        """Refused: ranks would train models of their own."""
+    def skip_synchronize(self) -> _GeneratorContextManager[None]:
+        """Refused on several ranks: they would train models of their own."""
+        if self._ringdl_changes.communicator.size == 1:
+            return super().skip_synchronize()
         raise ringdl.UsageError(
             "with op=Adasum step() combines what each rank's step has changed, so it cannot be "
             "skipped; clip gradients before step(), without skip_synchronize()"
         )
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Nothing: ``backward()`` never communicates."""
-        yield
 
 
 class Changes:
@@ -64,7 +58,7 @@ class Changes:
     ) -> None:
         self._named = named
         self._wire = None if compression is None else getattr(torch, compression)
-        self._communicator = communicator
+        self.communicator = communicator
         number = next(_made.setdefault(communicator, itertools.count()))
         self._key = f"ringdl.torch.adasum.{number}"
         self._before: Sequence[torch.Tensor] | None = None
@@ -74,7 +68,7 @@ class Changes:
     def begin(self) -> None:
         """The optimizer is going to step."""
         if not self._are_replicas_checked:
-            check_replicas(self._named, self._communicator, f"{self._key}.replicas")
+            check_replicas(self._named, self.communicator, f"{self._key}.replicas")
             self._are_replicas_checked = True
         self._before = [parameter.detach().clone() for _, parameter in self._named]
 
@@ -87,7 +81,7 @@ class Changes:
         pairs = [*zip(before, (parameter for _, parameter in self._named), strict=True)]
         changes = [self._narrow(parameter - old) for old, parameter in pairs]
         was_checked, self._are_replicas_checked = self._are_replicas_checked, False
-        self._communicator.grouped_allreduce_(changes, ringdl.Adasum, self._key)
+        self.communicator.grouped_allreduce_(changes, ringdl.Adasum, self._key)
         self._are_replicas_checked = was_checked
         for (old, parameter), change in zip(pairs, changes, strict=True):
             parameter.copy_(old + change.to(parameter.dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -11,7 +10,8 @@ from torch.autograd.function import once_differentiable
 import ringdl
 from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set
 
-_numbers = itertools.count()
+_NAME = "ringdl.SyncBatchNorm"
+"""What the collectives of all layers are matched by, in the order of the calls."""
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
@@ -20,8 +20,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     In training each forward gathers a mean and a sum of squares per channel and rank, in float64,
     and combines them in the order of the ranks, so that the running statistics have the same bits
     everywhere; each backward adds up two sums per channel. Batches may differ in length, and be
-    empty on some ranks. Otherwise as the single-process layers; ranks construct their layers in the
-    same order.
+    empty on some ranks. Otherwise as the single-process layers; ranks call them in the same order.
 
     Args:
         num_features: channels: the extent of axis 1.
@@ -40,7 +39,6 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
-        self._number = next(_numbers)
 
     @classmethod
     def convert_sync_batchnorm(
@@ -83,10 +81,9 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         if communicator is None or communicator.size == 1:
             local: torch.Tensor = super().forward(input)
             return local
-        name = f"ringdl.SyncBatchNorm.{self._number}"
         result: torch.Tensor
         result, mean, variance, count = _Normalize.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, self.eps, communicator, name
+            input, self.weight, self.bias, self.eps, communicator
         )
         if self.track_running_stats:
             self._track(mean, variance, int(count))
@@ -115,12 +112,11 @@ class _Normalize(torch.autograd.Function):
         bias: torch.Tensor | None,
         eps: float,
         communicator: ringdl.Communicator,
-        name: str,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        mean, variance, count = _statistics(x, communicator, name)
+        mean, variance, count = _statistics(x, communicator)
         scale = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, bias, mean, scale)
-        ctx.call = (count, communicator, f"{name}.gradient")
+        ctx.call = (count, communicator)
         wide = _wide(x.dtype)
         factor = scale if weight is None else scale * weight.double()
         result = (x.to(wide) - _along(mean, x).to(wide)) * _along(factor, x).to(wide)
@@ -134,7 +130,7 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         x, weight, bias, mean, scale = ctx.saved_tensors
-        count, communicator, name = ctx.call
+        count, communicator = ctx.call
         wide = _wide(x.dtype)
         gradient = gradient.to(wide)
         deviation = x.to(wide) - _along(mean, x).to(wide)
@@ -142,16 +138,16 @@ class _Normalize(torch.autograd.Function):
         own = torch.stack([gradient.double().sum(axes), (gradient * deviation).double().sum(axes)])
         weight_gradient = None if weight is None else (own[1] * scale).to(weight.dtype)
         bias_gradient = None if bias is None else own[0].to(bias.dtype)
-        means = communicator.allreduce(own, ringdl.Sum, name) / max(count, 1)
+        means = communicator.allreduce(own, ringdl.Sum, f"{_NAME}.gradient") / max(count, 1)
         factor = scale if weight is None else scale * weight.double()
         gradient = gradient - _along(means[0], x).to(wide)
         gradient -= deviation * _along(means[1] * scale * scale, x).to(wide)
         gradient *= _along(factor, x).to(wide)
-        return gradient.to(x.dtype), weight_gradient, bias_gradient, None, None, None
+        return gradient.to(x.dtype), weight_gradient, bias_gradient, None, None
 
 
 def _statistics(
-    x: torch.Tensor, communicator: ringdl.Communicator, name: str
+    x: torch.Tensor, communicator: ringdl.Communicator
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean and variance (by the count) of each channel over all ranks, in float64, and the count.
 
@@ -166,7 +162,7 @@ def _statistics(
     own = torch.cat([torch.tensor([float(count)], dtype=torch.float64), mean, squares])
     total = 0.0
     mean, squares = torch.zeros(2, channels, dtype=torch.float64)
-    for row in communicator.allgather(own[None], name):
+    for row in communicator.allgather(own[None], _NAME):
         number = float(row[0])
         if number == 0:
             continue

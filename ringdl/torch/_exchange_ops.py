@@ -40,8 +40,8 @@ def allgather_async(
     """Start `allgather`; ``tensor`` must not change until `synchronize` of the handle returns."""
     communicator = communicator_of(process_set)
 
-    def start() -> Handle:
-        work = communicator.allgather_async(tensor, name)
+    def start(key: str | None) -> Handle:
+        work = communicator.allgather_async(tensor, key)
         return Handle([work], work.wait)
 
     return begin(communicator, "allgather", name, start)
@@ -53,6 +53,7 @@ def grouped_allgather(
     process_set: AnySet = global_process_set,
 ) -> list[torch.Tensor]:
     """`allgather` of each tensor."""
+    tensors = [*tensors]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return [
             allgather(tensor, part_name(name, number), process_set)
@@ -119,8 +120,8 @@ def broadcast_async_(
     communicator = communicator_of(process_set)
     root = root_in(process_set, root_rank)
 
-    def start() -> Handle:
-        work = communicator.broadcast_async_(tensor, root, name)
+    def start(key: str | None) -> Handle:
+        work = communicator.broadcast_async_(tensor, root, key)
         return Handle([work], lambda: tensor)
 
     return begin(communicator, "broadcast", name, start)
@@ -165,8 +166,8 @@ def alltoall_async(
     else:
         dealt = [int(count) for count in splits]
 
-    def start() -> Handle:
-        work = communicator.alltoall_async(tensor, dealt, name)
+    def start(key: str | None) -> Handle:
+        work = communicator.alltoall_async(tensor, dealt, key)
 
         def finish() -> tuple[torch.Tensor, torch.Tensor]:
             rows, counts = work.wait()

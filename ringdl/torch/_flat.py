@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -38,22 +37,29 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def as_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish]:
-    """The bytes of a tensor, and what copies them back if they are a copy."""
+def as_flat(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish]:
+    """A tensor's elements (or bytes, of dtypes that ringdl lacks), and what copies them back."""
     own = _plain(tensor)
-    flat = own.reshape(-1).view(torch.uint8)
+    flat = own.reshape(-1)
+    if not _is_known(own.dtype):
+        flat = flat.view(torch.uint8)
     if own.data_ptr() == tensor.data_ptr():
         return flat, nothing
     return flat, functools.partial(fill, tensor, flat)
 
 
 def fill(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Copy bytes, or elements, into a tensor of any strides."""
+    """Copy elements, or bytes of dtypes that ringdl lacks, into a tensor of any strides."""
     values = flat.reshape(-1)
-    if values.dtype == torch.uint8 and tensor.dtype != torch.uint8:
+    if values.dtype == torch.uint8 and not _is_known(tensor.dtype):
         values = values.view(tensor.dtype)
     elif tensor.is_complex():
         values = torch.view_as_complex(flat.reshape(-1, 2))
+    if values.dtype != tensor.dtype:
+        raise ringdl.UsageError(
+            f"{values.dtype} has come, for a tensor of {tensor.dtype}; make tensors for results of "
+            "the dtype that is sent"
+        )
     if values.numel() != tensor.numel():
         raise ringdl.UsageError(
             f"{values.numel()} elements have come, for a tensor of shape {tuple(tensor.shape)}; "
@@ -63,23 +69,53 @@ def fill(tensor: torch.Tensor, flat: torch.Tensor) -> None:
 
 
 def deal(gathered: torch.Tensor | None, outputs: Sequence[torch.Tensor]) -> None:
-    """Copy bytes into tensors, one after the other."""
+    """Copy what `as_flat` has made of tensors into others, one after the other."""
     if gathered is None:  # not the root
         return
-    lengths = [tensor.numel() * tensor.element_size() for tensor in outputs]
+    lengths = [_length(tensor) for tensor in outputs]
     if sum(lengths) != len(gathered):
         raise ringdl.UsageError(
-            f"{len(gathered)} bytes have come, for tensors of {sum(lengths)}; ranks have to pass "
-            "tensors of the lengths that the others expect"
+            f"{len(gathered)} elements have come, for tensors of {sum(lengths)}; ranks have to "
+            "pass tensors of the lengths that the others expect"
         )
     for tensor, part in zip(outputs, gathered.split(lengths), strict=True):  # type: ignore[no-untyped-call]
         fill(tensor, part)
 
 
-def rows_of(received: Any) -> torch.Tensor:
-    """The rows of an alltoall, which may come with how many there are of each rank."""
-    rows: torch.Tensor = received[0] if isinstance(received, tuple) else received
-    return rows
+def deal_received(
+    received: tuple[torch.Tensor, list[int]], outputs: Sequence[torch.Tensor]
+) -> None:
+    """The same for what an alltoall gives: rows, and how many came from each rank."""
+    gathered, counts = received
+    for rank, (count, tensor) in enumerate(zip(counts, outputs, strict=True)):
+        if count != _length(tensor):
+            raise ringdl.UsageError(
+                f"rank {rank} has sent {count} elements, for a tensor of {_length(tensor)}; ranks "
+                "have to pass tensors of the lengths that the others expect"
+            )
+    deal(gathered, outputs)
+
+
+def check_alike(given: torch.Tensor, own: torch.Tensor) -> None:
+    """That a rank expects of itself what it sends.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if (given.numel(), given.dtype) != (own.numel(), own.dtype):
+        raise ringdl.UsageError(
+            f"this rank sends {given.numel()} elements of {given.dtype}, but its own place among "
+            f"the results has {own.numel()} of {own.dtype}; make them alike"
+        )
+
+
+def _is_known(dtype: torch.dtype) -> bool:
+    return str(dtype).removeprefix("torch.") in ringdl._engine.DType.__members__
+
+
+def _length(tensor: torch.Tensor) -> int:
+    """Of what `as_flat` makes of it."""
+    return tensor.numel() * (1 if _is_known(tensor.dtype) else tensor.element_size())
 
 
 def in_turn(finishes: Iterable[Finish]) -> Finish:

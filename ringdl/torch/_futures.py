@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -40,9 +41,15 @@ class DistributedWork(c10d.Work):
         self.handle = Handle(works, finish)
         self._results = list(results)
         self._future: Future | None = None
+        self._is_awaited = False
+
+    def __del__(self) -> None:
+        if not self._is_awaited:
+            _dropped.append(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until the results are there."""
+        self._is_awaited = True
         self.handle.wait(timeout.total_seconds() if timeout else None)
         return True
 
@@ -56,6 +63,10 @@ class DistributedWork(c10d.Work):
     def is_success(self) -> bool:
         """Whether they have ended well."""
         return self.handle.done() and self._finish() is None
+
+    def exception(self) -> Exception | None:
+        """What they have failed with, if they have ended."""
+        return self._finish() if self.handle.done() else None
 
     def _finish(self) -> Exception | None:
         try:
@@ -73,20 +84,26 @@ class DistributedWork(c10d.Work):
 
         Futures are completed by a thread, in the order in which they were asked for, and so run
         their callbacks; what a callback asks for is waited for at once, as is everything where MPI
-        does not give MPI_THREAD_MULTIPLE.
+        does not give MPI_THREAD_MULTIPLE, and what was waited for already.
         """
+        is_over = self._is_awaited and self.handle.done()
+        self._is_awaited = True
         if self._future is None:
             ended = Future()
             # C++ knows of an error only if it is raised in a callback.
             self._future = ended.then(_value_of)
             entry = (self.handle, self._results, ended)
-            thread = _completer() if _may_use_threads() else None
+            thread = _completer() if _may_use_threads() and not is_over else None
             if thread is None or thread is threading.current_thread():
                 _complete(*entry)
             else:
                 thread.entries.put(entry)
         return self._future
 
+
+_dropped: deque[DistributedWork] = deque(maxlen=64)
+"""The last works that Python let go of without waiting. C++ may hold them and wait, as DDP's
+``join()`` does: without its Python half a work would never end."""
 
 _Entry = tuple[Handle, list[torch.Tensor], Future]
 

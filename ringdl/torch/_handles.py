@@ -66,7 +66,10 @@ _in_flight: weakref.WeakValueDictionary[_Key, Handle] = weakref.WeakValueDiction
 
 
 def begin(
-    communicator: ringdl.Communicator, kind: str, name: str | None, start: Callable[[], Handle]
+    communicator: ringdl.Communicator,
+    kind: str,
+    name: str | None,
+    start: Callable[[str | None], Handle],
 ) -> Handle:
     """Begin collectives under a name.
 
@@ -74,21 +77,21 @@ def begin(
         communicator: the ranks.
         kind: names are apart for each.
         name: None if they have none.
-        start: submits them.
+        start: submits them under the name that it gets, which says the kind, too.
 
     Raises:
         UsageError: this rank has begun one of that kind and name, and has not seen it end; nothing
             was submitted.
     """
     if name is None:
-        return start()
+        return start(None)
     key = (communicator, kind, name)
     if key in _in_flight:
         raise ringdl.UsageError(
             f"{kind} {name!r} is in flight on this rank already; synchronize() it before its name "
             "is used again, or take another name"
         )
-    handle = start()
+    handle = start(f"{kind}.{name}")
     handle._key = key
     _in_flight[key] = handle
     return handle

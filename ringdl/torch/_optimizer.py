@@ -23,7 +23,7 @@ from ringdl.torch._process_sets import (
     global_process_set,
 )
 from ringdl.torch._state import check_replicas
-from ringdl.torch._wrapped import Alone, Wrapped, wrap
+from ringdl.torch._wrapped import Alone, Wrapped, refuse_passes, wrap
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 NamedParameters = list[tuple[str, torch.Tensor]]
@@ -46,8 +46,10 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     Returns the very same object, its class changed to a subclass: learning-rate schedulers, hooks
     and references made before stay valid, and ``state_dict()`` is what it was. Gradients are
     averaged when ``backward()`` returns, so clipping needs no extra call. ``step()`` joins the
-    averaging on a rank that had no backward (its gradients count as zeros); the first ``step()``
-    compares the parameters of all ranks. A gradient that no rank produced stays None.
+    averaging on a rank that had no backward (its gradients count as zeros), and averages what fewer
+    passes than ``backward_passes_per_step`` have left: where that may be, call ``synchronize()`` on
+    all ranks before gradients are clipped or unscaled. The first ``step()`` compares the parameters
+    of all ranks. A gradient that no rank produced stays None.
 
     A second backward before ``step()`` adds to the averaged gradients and averages again; with
     ``op=Sum`` that counts the earlier ones once per rank, so accumulate under ``no_sync()`` there.
@@ -97,7 +99,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         raise ringdl.UsageError("this optimizer is wrapped in DistributedOptimizer already")
     if op not in (ringdl.Average, ringdl.Sum, ringdl.Adasum):
         raise ringdl.UsageError(f"gradients are reduced with Average, Sum or Adasum, not {op}")
-    _refuse_passes(backward_passes_per_step)
+    refuse_passes(backward_passes_per_step)
     if gradient_predivide_factor != 1.0 and (
         op != ringdl.Average or not gradient_predivide_factor > 0
     ):
@@ -176,7 +178,7 @@ class Distributed(Wrapped):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Average only in every so many-th backward from now on; the same on all ranks."""
-        _refuse_passes(passes)
+        refuse_passes(passes)
         self._ringdl_gradients.set_passes_per_round(passes)
 
     @contextmanager
@@ -203,11 +205,6 @@ def _warn_of_synchronize(optimizer: Distributed) -> None:
             UserWarning,
             stacklevel=4,
         )
-
-
-def _refuse_passes(passes: int) -> None:
-    if passes < 1:
-        raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes}")
 
 
 def _refuse_groups(num_groups: int, groups: int | Sequence[Sequence[torch.Tensor]] | None) -> None:

@@ -13,7 +13,16 @@ import torch
 import torch.distributed as dist
 
 import ringdl
-from ringdl.torch._flat import as_bytes, deal, fill, flattened, in_turn, nothing, rows_of
+from ringdl.torch._flat import (
+    as_flat,
+    check_alike,
+    deal,
+    deal_received,
+    fill,
+    flattened,
+    in_turn,
+    nothing,
+)
 from ringdl.torch._futures import DistributedWork
 
 _REDUCTIONS = {
@@ -33,11 +42,14 @@ class ProcessGroup(dist.ProcessGroup):
     and complex sums. Works may be waited for by any thread if MPI offers MPI_THREAD_MULTIPLE.
 
     Args:
-        communicator: its ranks, in the order of the group's.
+        communicator: its ranks, in the order of the group's; for this group alone.
+        timeout: of waits that name none, instead of the communicator's.
     """
 
-    def __init__(self, communicator: ringdl.Communicator) -> None:
+    def __init__(self, communicator: ringdl.Communicator, timeout: timedelta | None = None) -> None:
         super().__init__(communicator.rank, communicator.size)  # type: ignore[call-arg]
+        if timeout is not None:
+            communicator._timeout = timeout.total_seconds()
         self.communicator = communicator
         self._name = ""
         self._description = ""
@@ -74,7 +86,7 @@ class ProcessGroup(dist.ProcessGroup):
         """In place, from the root to all others."""
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
         tensors = _listed(tensors)
-        pairs = [as_bytes(tensor) for tensor in tensors]
+        pairs = [as_flat(tensor) for tensor in tensors]
         works = [self.communicator.broadcast_async_(flat, root) for flat, _ in pairs]
         return DistributedWork(works, in_turn(finish for _, finish in pairs), tensors)
 
@@ -87,7 +99,8 @@ class ProcessGroup(dist.ProcessGroup):
         """Each rank's tensor to all; ranks' tensors may differ in shape."""
         (given,) = inputs = _listed(input_tensors)
         outputs: Any = output_tensors if inputs is not input_tensors else output_tensors[0]
-        work = self.communicator.allgather_async(as_bytes(given)[0])
+        check_alike(given, outputs[self.communicator.rank])
+        work = self.communicator.allgather_async(as_flat(given)[0])
         return DistributedWork([work], lambda: deal(work.wait(), outputs), outputs)
 
     def all_gather_single(
@@ -97,7 +110,7 @@ class ProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> DistributedWork:
         """Each rank's tensor to all, one after the other in one tensor."""
-        work = self.communicator.allgather_async(as_bytes(given)[0])
+        work = self.communicator.allgather_async(as_flat(given)[0])
         return DistributedWork([work], lambda: deal(work.wait(), [output]), [output])
 
     def all_gather_single_coalesced(
@@ -177,11 +190,12 @@ class ProcessGroup(dist.ProcessGroup):
                 f"all_to_all_single: the tensor has {rows} rows, for {size} ranks and the sizes "
                 f"{splits}; give a size for each rank, which add up to the rows"
             )
-        row_bytes = given[0].numel() * given.element_size() if rows else 0
+        flat, _ = as_flat(given)
         work = self.communicator.alltoall_async(
-            as_bytes(given)[0], [split * row_bytes for split in splits]
+            flat, [split * (len(flat) // max(rows, 1)) for split in splits]
         )
-        return DistributedWork([work], lambda: deal(rows_of(work.wait()), [output]), [output])
+        parts = output.split(list(output_split_sizes or [len(output) // size] * size))  # type: ignore[no-untyped-call]
+        return DistributedWork([work], lambda: deal_received(work.wait(), parts), [output])
 
     def alltoall(
         self,
@@ -190,10 +204,10 @@ class ProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> DistributedWork:
         """One tensor for each rank."""
-        parts = [as_bytes(tensor)[0] for tensor in input_tensors]
+        parts = [as_flat(tensor)[0] for tensor in input_tensors]
         work = self.communicator.alltoall_async(torch.cat(parts), [len(part) for part in parts])
         return DistributedWork(
-            [work], lambda: deal(rows_of(work.wait()), output_tensors), output_tensors
+            [work], lambda: deal_received(work.wait(), output_tensors), output_tensors
         )
 
     def gather(
@@ -205,7 +219,9 @@ class ProcessGroup(dist.ProcessGroup):
         """Each rank's tensor to the root."""
         (given,) = input_tensors
         outputs = output_tensors[0] if output_tensors else []
-        work = self.communicator.gather_async(as_bytes(given)[0], opts.rootRank)
+        if outputs:
+            check_alike(given, outputs[self.communicator.rank])
+        work = self.communicator.gather_async(as_flat(given)[0], opts.rootRank)
         return DistributedWork([work], lambda: deal(work.wait(), outputs), outputs)
 
     def scatter(
@@ -216,15 +232,18 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> DistributedWork:
         """One of the root's tensors to each rank."""
         (output,) = output_tensors
-        parts = [as_bytes(tensor)[0] for tensor in (input_tensors[0] if input_tensors else ())]
-        given = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        parts = [as_flat(tensor)[0] for tensor in (input_tensors[0] if input_tensors else ())]
+        given = torch.cat(parts) if parts else as_flat(output)[0][:0]
         splits = [len(part) for part in parts] or None
         work = self.communicator.scatter_async(given, opts.rootRank, splits)
         return DistributedWork([work], lambda: deal(work.wait(), [output]), [output])
 
     def barrier(self, opts: Any = None) -> DistributedWork:
         """Ends once all ranks have come."""
-        return DistributedWork([self.communicator.barrier_async()], nothing, [])
+        work = self.communicator.barrier_async()
+        if opts is not None and opts.timeout > timedelta(0):
+            work._timeout = opts.timeout.total_seconds()
+        return DistributedWork([work], nothing, [])
 
     def send(
         self,
@@ -234,7 +253,7 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> DistributedWork:
         """To one rank, which receives as many bytes; messages of a tag keep their order."""
         (tensor,) = tensors
-        work = self.communicator.send_async(as_bytes(tensor)[0], to, f"tag {tag}")
+        work = self.communicator.send_async(as_flat(tensor)[0], to, f"tag {tag}")
         return DistributedWork([work], nothing, tensors)
 
     def recv(
@@ -245,7 +264,7 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> DistributedWork:
         """From one rank, in place."""
         (tensor,) = tensors
-        flat, finish = as_bytes(tensor)
+        flat, finish = as_flat(tensor)
         work = self.communicator.recv_async_(flat, source, f"tag {tag}")
         return DistributedWork([work], finish, tensors)
 
@@ -266,7 +285,7 @@ class ProcessGroup(dist.ProcessGroup):
         communicator = self.communicator.group(new_ranks)
         if communicator is None:
             return None
-        part = ProcessGroup(communicator)
+        part = ProcessGroup(communicator, timeout)
         part.setGroupName(group_name or f"{self._name}:{','.join(map(str, new_ranks))}")
         part.setGroupDesc(group_desc or "")
         return part

@@ -98,7 +98,7 @@ def grouped_allreduce(
     process_set: AnySet = global_process_set,
 ) -> list[torch.Tensor]:
     """`allreduce` of each tensor, in fewer messages."""
-    op = _reduction(average, op)
+    tensors, op = [*tensors], _reduction(average, op)
     scales = (prescale_factor, postscale_factor)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return [*_GroupedAllreduce.apply(op, name, compression, scales, process_set, *tensors)]  # type: ignore[no-untyped-call]
@@ -271,9 +271,9 @@ def _begin_allreduce(
     communicator = communicator_of(process_set)
     wire = wire_of_sum(compression, op, tensor.dtype)
 
-    def start() -> Handle:
+    def start(key: str | None) -> Handle:
         scale_(tensor, scales[0])
-        work = communicator.allreduce_async_(tensor, op, name, compression=wire)
+        work = communicator.allreduce_async_(tensor, op, key, compression=wire)
         return Handle([work], lambda: scale_(tensor, scales[1]))
 
     return begin(communicator, "allreduce", name, start)
@@ -290,10 +290,10 @@ def _begin_grouped(
     communicator = communicator_of(process_set)
     wire = wire_of_sum(compression, op)
 
-    def start() -> Handle:
+    def start(key: str | None) -> Handle:
         for tensor in tensors:
             scale_(tensor, scales[0])
-        work = communicator.grouped_allreduce_async_(tensors, op, name, compression=wire)
+        work = communicator.grouped_allreduce_async_(tensors, op, key, compression=wire)
         return Handle([work], lambda: [scale_(tensor, scales[1]) for tensor in tensors])
 
     return begin(communicator, "grouped_allreduce", name, start)
@@ -309,8 +309,8 @@ def _begin_reducescatter(
     communicator = communicator_of(process_set)
     source = tensor if scales[0] == 1.0 else scale_(_arrays.copy_of(tensor), scales[0])
 
-    def start() -> Handle:
-        work = communicator.reducescatter_async(source, op, name)
+    def start(key: str | None) -> Handle:
+        work = communicator.reducescatter_async(source, op, key)
         return Handle([work], lambda: scale_(work.wait(), scales[1]))
 
     return begin(communicator, "reducescatter", name, start)

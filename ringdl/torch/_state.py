@@ -33,9 +33,16 @@ def broadcast_parameters(
         process_set: whose ranks; ``root_rank`` is one of them, by its number among all.
 
     Raises:
+        UsageError: these are no tensors, but a module or an optimizer's state.
         MismatchError: on every rank, if names, shapes or dtypes differ, a name occurs twice, or
             elements of a tensor share memory; no tensor has changed then.
     """
+    if isinstance(params, torch.nn.Module):
+        raise ringdl.UsageError("broadcast_parameters takes tensors: pass model.state_dict()")
+    if isinstance(params, Mapping) and set(params) == {"state", "param_groups"}:
+        raise ringdl.UsageError(
+            "this is the state of an optimizer: call broadcast_optimizer_state(optimizer)"
+        )
     pairs = params.items() if isinstance(params, Mapping) else enumerate(params)
     named: dict[str, torch.Tensor] = {}
     unfit = None

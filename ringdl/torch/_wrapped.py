@@ -25,11 +25,18 @@ class Wrapped(torch.optim.Optimizer):
         )
 
 
-class Alone(Wrapped):
-    """Of a rank that is not in the process set: it steps on its own gradients."""
+class Unaveraged(Wrapped):
+    """Gradients are each rank's own: what is about averaging them does nothing."""
 
     def synchronize(self) -> None:
         """Nothing."""
+
+    def replan(self) -> None:
+        """Nothing."""
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Nothing: gradients are used when ``step()`` is called."""
+        refuse_passes(passes)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -38,8 +45,22 @@ class Alone(Wrapped):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Nothing."""
+        """Nothing: ``backward()`` never communicates."""
         yield
+
+
+class Alone(Unaveraged):
+    """Of a rank that is not in the process set: it steps on its own gradients."""
+
+
+def refuse_passes(passes: int) -> None:
+    """Of ``backward_passes_per_step``.
+
+    Raises:
+        UsageError: it is not positive.
+    """
+    if passes < 1:
+        raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes}")
 
 
 def wrap(optimizer: torch.optim.Optimizer, kind: type[Wrapped]) -> None:

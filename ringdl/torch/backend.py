@@ -71,7 +71,8 @@ def _make_group(options: Any, _: Any) -> ProcessGroup:
         )
     communicator = default.group(ranks or range(default.size))
     assert communicator is not None  # only members are asked
-    group = ProcessGroup(communicator)
+    is_given = options.timeout != dist.default_pg_timeout
+    group = ProcessGroup(communicator, options.timeout if is_given else None)
     group.setGroupName(options.group_id)
     return group
 

@@ -107,7 +107,7 @@ def check_adasum(comm: Communicator) -> None:
     """Every floating dtype and length, as float64 has it; each array of a group is a vector."""
     for name in ("float64", "float32", "float16", "bfloat16"):
         dtype = np.dtype(name) if name != "bfloat16" else np.dtype(ml_dtypes.bfloat16)
-        tolerance = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3}.get(name, 3e-2)
+        tolerance = {"float64": 1e-12, "float32": 1e-6, "float16": 2e-3}.get(name, 1.6e-2)
         for count in (0, 1, 2, 511, 513, 30_011, 200_001):
             arrays = [
                 np.random.default_rng(rank).standard_normal(count).astype(dtype)
@@ -120,7 +120,9 @@ def check_adasum(comm: Communicator) -> None:
             assert result.dtype == dtype
             assert_same_bits(comm, result)
             error = np.linalg.norm(result.astype(np.float64) - expected)
-            assert error <= tolerance * np.linalg.norm(expected), (name, count, error)
+            # What pairs make is rounded to the dtype, and may cancel in the next pair.
+            scale = max(map(np.linalg.norm, (*arrays, expected)))
+            assert error <= tolerance * scale, (name, count, error)
     parallel = comm.allreduce(np.full(100, 3.0), ringdl.Adasum)
     assert np.allclose(parallel, 3.0)
     orthogonal = np.zeros(comm.size)

@@ -262,7 +262,7 @@ def check_memory_is_given_back(comm: Communicator) -> None:
     def use(count: int) -> None:
         for _ in range(count):
             for ordinary in (set(), {0}):
-                x = placed(comm, np.full(comm.size << 20, comm.rank, np.float32), ordinary)
+                x = placed(comm, np.full(comm.size << 18, comm.rank, np.float32), ordinary)
                 comm.allgather(x)
                 comm.alltoall(x)
                 comm.broadcast_(x)

@@ -63,8 +63,14 @@ def check_options() -> None:
     with optimizer.no_sync():
         optimizer.step()
     assert_same_bits(model.parameters())
-    with expect(ringdl.UsageError, "cannot be skipped"), optimizer.skip_synchronize():
-        optimizer.step()
+    optimizer.set_backward_passes_per_step(4)
+    optimizer.replan()
+    if hvd.size() > 1:
+        with expect(ringdl.UsageError, "cannot be skipped"), optimizer.skip_synchronize():
+            optimizer.step()
+    else:
+        with optimizer.skip_synchronize():
+            optimizer.step()
     with expect(ringdl.UsageError, "add them before wrapping it"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     with expect(ringdl.UsageError, "wrapped in DistributedOptimizer already"):

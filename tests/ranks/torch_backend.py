@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -318,6 +319,58 @@ def check_distributed_data_parallel(comm: Communicator) -> None:
         loss_of(model, *map(part, whole_batch(0))).backward()
     loss_of(model, *map(part, whole_batch(1))).backward()
     assert_same_bits(parameter.grad for parameter in model.parameters())
+
+
+def check_uneven_inputs(comm: Communicator) -> None:
+    """DDP's join; divided by how many ranks are left, C++ waits for a work that Python dropped."""
+    gloo = start(comm)
+    for divides_by_all in (True, False):
+        models = []
+        for group in (None, gloo):
+            model = DistributedDataParallel(make_mlp(), process_group=group)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with model.join(divide_by_initial_world_size=divides_by_all):
+                for step in range(2 + comm.rank):
+                    take_step(model, optimizer, *map(part, whole_batch(step)))
+            models.append(model)
+        assert_equal_parameters(*models)
+
+
+@needs(ranks=2)
+def check_what_ranks_disagree_on(comm: Communicator) -> None:
+    start(comm)
+    is_last = comm.rank == comm.size - 1
+    with expect(ringdl.MismatchError, "dtype"):
+        dist.broadcast(torch.zeros(4, dtype=torch.int32 if is_last else torch.float32), 0)
+    given = torch.zeros(5 if is_last else 3)
+    with expect(ringdl.UsageError, "its own place among the results has 4 of torch.float32"):
+        dist.all_gather([torch.empty(4) for _ in range(comm.size)], given)
+    comm.barrier()
+    sent = torch.zeros(comm.size if is_last else 3 * comm.size)
+    output = torch.empty(3 * comm.size - 2)
+    counts = [3] * (comm.size - 1) + [1]
+    dist.all_to_all_single(output, sent, counts, [len(sent) // comm.size] * comm.size)
+    with expect(ringdl.UsageError, "rank 0 has sent 3 elements, for a tensor of 1"):
+        dist.all_to_all_single(output, sent, counts[::-1], [len(sent) // comm.size] * comm.size)
+    with expect(ringdl.UsageError, "torch.float32 has come, for a tensor of torch.int32"):
+        dist.all_gather_into_tensor(torch.empty(comm.size, dtype=torch.int32), torch.ones(1))
+
+
+@needs(ranks=2)
+def check_timeouts(comm: Communicator) -> None:
+    """Of groups and of barriers, as given there."""
+    start(comm)
+    brief = dist.new_group(timeout=timedelta(seconds=0.3))
+    if comm.rank == 0:
+        with expect(ringdl.StallError, "did not end within 0.3 s"):
+            dist.barrier(brief)
+        with expect(ringdl.StallError, "did not end within 0.2 s"):
+            dist.barrier(timeout=timedelta(seconds=0.2))
+    comm.barrier()
+    if comm.rank > 0:
+        dist.barrier(brief)
+        dist.barrier()
+    comm.barrier()
 
 
 def check_fully_shard(comm: Communicator) -> None:

@@ -100,6 +100,15 @@ def check_conversion_and_training() -> None:
         torch.testing.assert_close(own, other)
 
 
+def check_a_layer_more_on_one_rank() -> None:
+    """Layers are matched by the order of their calls, not of their construction."""
+    if hvd.rank() == 0:
+        hvd.SyncBatchNorm(3)
+    layer = hvd.SyncBatchNorm(3)
+    layer(torch.ones(2, 3) * hvd.rank())
+    torch.testing.assert_close(layer.running_mean, torch.full((3,), 0.1 * (hvd.size() - 1) / 2))
+
+
 @needs(ranks=2)
 def check_refusals() -> None:
     layer = hvd.SyncBatchNorm(3)

@@ -92,6 +92,8 @@ def check_grouped_allreduces() -> None:
         hvd.synchronize(hvd.grouped_allreduce_async(tensors, op=hvd.Sum)),
     ):
         assert [result.unique().tolist() for result in results] == [[size], [size]]
+    drawn = hvd.grouped_allreduce((tensor for tensor in tensors), op=hvd.Sum)
+    assert len(drawn) == len(hvd.grouped_allgather(iter(tensors))) == 2
     hvd.grouped_allreduce_(tensors, op=hvd.Sum)
     assert tensors[0].tolist() == [size] * 2
     hvd.synchronize(hvd.grouped_allreduce_async_(tensors, average=True))
@@ -116,6 +118,23 @@ def check_allgathers() -> None:
     assert (second - first == 1).all()
     first, _ = hvd.synchronize(hvd.grouped_allgather_async([tensor, tensor]))
     assert first[:, 0].tolist() == expected
+
+
+def check_one_name_for_several_kinds() -> None:
+    """In another order on other ranks."""
+    x = torch.ones(2)
+    kinds = [
+        lambda: hvd.allreduce_async(x, name="w", op=hvd.Sum),
+        lambda: hvd.allgather_async(x, name="w"),
+        lambda: hvd.broadcast_async(x, 0, name="w"),
+    ]
+    turn = hvd.rank() % 3
+    handles = [begin() for begin in kinds[turn:] + kinds[:turn]]
+    results = [hvd.synchronize(handle) for handle in handles]
+    summed, gathered, broadcast = results[-turn:] + results[:-turn] if turn else results
+    assert summed.tolist() == [hvd.size()] * 2
+    assert gathered.tolist() == [1] * 2 * hvd.size()
+    assert broadcast.tolist() == [1, 1]
 
 
 def check_broadcasts() -> None:
@@ -170,6 +189,10 @@ def check_process_sets() -> None:
         assert evens.ranks[evens.rank()] == hvd.rank()
     everyone = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=hvd.global_process_set)
     assert everyone.item() == hvd.global_process_set.size()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, process_set=evens)
+    optimizer.set_backward_passes_per_step(2)  # also of ranks that are not in the process set
+    del optimizer
     assert hvd.remove_process_set(evens)
 
 

@@ -52,6 +52,15 @@ def check_parameters_that_differ() -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
 
+def check_what_cannot_be_broadcast() -> None:
+    model = make_mlp()
+    with expect(ringdl.UsageError, "pass model.state_dict()"):
+        hvd.broadcast_parameters(model, root_rank=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with expect(ValueError, "call broadcast_optimizer_state(optimizer)"):
+        hvd.broadcast_parameters(optimizer.state_dict(), root_rank=0)
+
+
 def check_a_name_twice(comm: Communicator) -> None:
     first = hvd.allreduce_async(torch.ones(3), name="twice")
     with expect(ringdl.UsageError, "'twice' is in flight on this rank already", "synchronize()"):
