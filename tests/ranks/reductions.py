@@ -121,7 +121,7 @@ def check_adasum(comm: Communicator) -> None:
             assert_same_bits(comm, result)
             error = np.linalg.norm(result.astype(np.float64) - expected)
             # What pairs make is rounded to the dtype, and may cancel in the next pair.
-            scale = max(map(np.linalg.norm, (*arrays, expected)))
+            scale = max(np.linalg.norm(x.astype(np.float64)) for x in (*arrays, expected))
             assert error <= tolerance * scale, (name, count, error)
     parallel = comm.allreduce(np.full(100, 3.0), ringdl.Adasum)
     assert np.allclose(parallel, 3.0)
