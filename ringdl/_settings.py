@@ -24,8 +24,8 @@ class Settings:
             (RINGDL_TIMEOUT). Ten minutes outlast a slow checkpoint, not a lunch.
         segment_bytes: what travels and is reduced at once (RINGDL_SEGMENT_BYTES); None: what the
             tuning table says.
-        watchdog: seconds after which a work in flight is told of on stderr, with the ranks that it
-            waits for (RINGDL_WATCHDOG; 0: never).
+        watchdog: seconds after which a work in flight, or shutdown(), is told of on stderr, with
+            the ranks that it waits for (RINGDL_WATCHDOG; 0: never).
         algorithm: what allreduces whose caller names none go by, wherever it is possible
             (RINGDL_ALGORITHM); None: the fastest by the tuning table.
         tuning: that table, as a file or as JSON, or "default" (RINGDL_TUNING); None: what

@@ -12,6 +12,7 @@ LATE = (
     r"\(allreduce on one host: 2 of 3 ranks have told .* on rank 0\)"
 )
 EARLIER = r"ringdl: allreduce 'earlier' is in flight since \d+ s: rank 1 has not come"
+ENDING = r"ringdl: shutdown\(\) waits since \d+ s for rank 1, which did not call it yet"
 HOLDS = (
     r"ringdl: rank {}: 2 works in flight",
     r"ringdl: rank {}: allreduce 'late', \d+ ms: allreduce on one host",
@@ -44,6 +45,11 @@ def test_the_watchdog_names_who_has_not_come(mpi_python: str, tmp_path: Path) ->
     errors = errors_of(mpi_python, tmp_path, LATE, EARLIER, RINGDL_WATCHDOG="1")
     assert "works in flight" not in errors
     assert not re.search(r"is in flight .* on rank [12]\)", errors), "one rank tells, the lowest"
+
+
+def test_the_watchdog_names_who_has_not_ended(mpi_python: str, tmp_path: Path) -> None:
+    errors = errors_of(mpi_python, tmp_path, ENDING, how="end", RINGDL_WATCHDOG="1")
+    assert errors.count("shutdown() waits since 1 s") == 1, "one rank tells, the lowest"
 
 
 def test_ranks_that_wait_dump_their_works(mpi_python: str, tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ uint32_t Diagnosis::ask_all(const Key& key, const SharedGroup& group, int64_t no
   return ask(key, group->ranks, now);
 }
 
+void Diagnosis::ask_who_left(const Key& key, int rank, int64_t now) {
+  questions_[ask(key, {rank}, now)].ends_when_answered = true;
+}
+
 uint32_t Diagnosis::ask(const Key& key, const std::vector<int>& ranks, int64_t now) {
   transport_.expect_stray_messages();  // answers, after this rank has shut down
   const uint32_t number = next_question_++;
@@ -163,10 +167,9 @@ void Diagnosis::take(int rank, uint32_t number, bool submitted, uint64_t serial)
   question->second.answers[static_cast<size_t>(rank)] =
       submitted ? Answer::kSubmitted : Answer::kMissing;
   if (!question->second.for_verdict) {
-    if (!submitted && host_.left()[static_cast<size_t>(rank)]) {
-      const Key key = question->second.key;
-      host_.fail_for_left(key, rank);
-    }
+    const Key key = question->second.key;
+    if (question->second.ends_when_answered) forget(number);
+    if (!submitted && host_.left()[static_cast<size_t>(rank)]) host_.fail_for_left(key, rank);
     return;
   }
   Report& report = reports_[static_cast<size_t>(rank)];

@@ -17,14 +17,15 @@ namespace ringdl {
 /// Three cases. A wait that nears its timeout asks every rank whether it has submitted the key, so
 /// that StallError can name those that have not. A rank that shuts down tells all; whoever is
 /// blocked then asks about its key, and fails it on all ranks if a rank that has left never
-/// submitted it (the next rank knows so without asking). And a *name* is called wrong only when
-/// ranks wait for one another: those that have been blocked for a second tell rank 0, which asks
-/// about all awaited keys and tells the verdict on those on which ranks are stuck.
+/// submitted it (the next rank, which lacks its header, asks at once). And a *name* is called wrong
+/// only when ranks wait for one another: those that have been blocked for a second tell rank 0,
+/// which asks about all awaited keys and tells the verdict on those on which ranks are stuck.
 class Diagnosis {
  public:
   /// What it needs of the engine that it belongs to.
   class Host {
    public:
+    /// Whether this rank has not submitted it, nor been told why it fails.
     virtual bool is_ahead(const Key& key) const = 0;
     /// Whether another thread than the calling one, which waits, may submit something yet.
     virtual bool may_submit() const = 0;
@@ -55,6 +56,8 @@ class Diagnosis {
   /// Asks the members of a group about a key. Answers are collected under the number that this
   /// returns.
   uint32_t ask_all(const Key& key, const SharedGroup& group, int64_t now_ns);
+  /// Fails the key on all ranks if that one, which has left, never submitted it.
+  void ask_who_left(const Key& key, int rank, int64_t now_ns);
   /// What StallError says of the answers so far.
   std::string answers(uint32_t question, int64_t now_ns) const;
   /// The lowest rank that is known to have submitted the key; -1 if none is.
@@ -82,6 +85,7 @@ class Diagnosis {
     std::vector<Answer> answers;  // by rank
     int64_t asked_ns = 0;
     bool for_verdict = false;
+    bool ends_when_answered = false;
   };
 
   uint32_t ask(const Key& key, const std::vector<int>& ranks, int64_t now_ns);

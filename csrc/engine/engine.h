@@ -239,7 +239,9 @@ class Engine final : private Diagnosis::Host {
   void refuse_joined_unlocked() const;
   ChannelContext context(const SharedGroup& group);
 
-  bool is_ahead(const Key& key) const override { return matching_.is_ahead(key); }
+  bool is_ahead(const Key& key) const override {
+    return matching_.is_ahead(key) && !matching_.is_known_to_fail(key);
+  }
   bool may_submit() const override;
   const std::vector<bool>& left() const override { return left_; }
   void fail_for_left(const Key& key, int left_rank) override;

@@ -2,9 +2,17 @@
 
 #include <utility>
 
+#include "base/clock.h"
 #include "engine/engine.h"
 
 namespace ringdl {
+namespace {
+
+int previous_in(const Group& group) {
+  return group.ranks[static_cast<size_t>((group.rank + group.size() - 1) % group.size())];
+}
+
+}  // namespace
 
 void Engine::handle(const ControlMessage& message) {
   const MessageHead& head = message.head;
@@ -64,7 +72,9 @@ void Engine::handle(const ControlMessage& message) {
       left_[static_cast<size_t>(message.from)] = true;
       std::vector<std::shared_ptr<Work>> works;
       for (const auto& [key, work] : in_flight_) works.push_back(work);
-      for (const auto& work : works) check_previous_left(work);
+      for (const auto& work : works) {
+        if (previous_in(*work->group) == message.from) check_previous_left(work);
+      }
       break;
     }
   }
@@ -142,11 +152,9 @@ void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
   } else if (!matching_.is_ahead(key)) {
     return;  // another rank told the same before
   } else if (key.space == KeySpace::kBucket) {
+    matching_.park_failure(key, why);
     const auto bucket = buckets_.find(static_cast<int64_t>(key.hash));
-    if (bucket == buckets_.end()) {  // not made yet, or not any more
-      matching_.park_failure(key, why);
-      return;
-    }
+    if (bucket == buckets_.end()) return;  // not made yet, or not any more
     bucket->second.failure = why.text;
     if (bucket->second.prepared) bucket->second.prepared->bucket_channel->abort();
     bucket->second.prepared.reset();
@@ -158,10 +166,11 @@ void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
   }
 }
 
+// A rank that has left and is not known to have submitted the work may have failed it at once, and
+// why may still be on its way to this rank: it is asked.
 void Engine::check_previous_left(const std::shared_ptr<Work>& work) {
   const Group& group = *work->group;
-  const int previous =
-      group.ranks[static_cast<size_t>((group.rank + group.size() - 1) % group.size())];
+  const int previous = previous_in(group);
   if (!left_[static_cast<size_t>(previous)] || work->ended()) return;
   if (work->polled && step(work)) return;
   if (work->keyed_channel) {
@@ -171,7 +180,7 @@ void Engine::check_previous_left(const std::shared_ptr<Work>& work) {
     const auto launches = left_launches_.find(static_cast<int64_t>(work->key.hash));
     if (launches != left_launches_.end() && work->key.instance < launches->second) return;
   }
-  fail_for_left(work->key, previous);
+  diagnosis_->ask_who_left(work->key, previous, now_ns());
 }
 
 // Not a verdict: ranks that have not come to this key yet fail it when they do.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "base/clock.h"
@@ -210,7 +211,9 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
   const auto all_have_left = [this] {
     return std::find(left_.begin(), left_.end(), false) == left_.end() && control_->idle();
   };
-  progress_until(lock, interrupted, all_have_left, ignore);
+  progress_until(lock, interrupted, all_have_left, [this](int64_t now) {
+    std::fputs(watchdog_->look_at_shutdown(left_, now).c_str(), stderr);
+  });
   lock.unlock();
   stop_thread();
   lock.lock();

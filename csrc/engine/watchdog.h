@@ -4,13 +4,15 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "engine/diagnosis.h"
 #include "engine/work.h"
 
 namespace ringdl {
 
-/// Tells on stderr which works have been in flight for long, and which ranks they wait for.
+/// Tells on stderr which works have been in flight for long, and which ranks they and shutdown()
+/// wait for.
 ///
 /// Each rank that has such a work asks the members of its group whether they have submitted it; the
 /// lowest one that has is the one that prints. A work is told of again each time that it has become
@@ -27,6 +29,9 @@ class Watchdog {
   /// Called now and then. Returns what there is to print, mostly nothing.
   std::string look(const Works& works, int64_t now_ns);
 
+  /// The same while this rank has shut down and waits for those that have not.
+  std::string look_at_shutdown(const std::vector<bool>& left, int64_t now_ns);
+
   /// Whether this rank has had an old work since the last call.
   bool take_alarm() { return std::exchange(alarm_, false); }
 
@@ -40,6 +45,8 @@ class Watchdog {
   const int rank_;
   int64_t after_ns_ = 0;
   int64_t next_look_ns_ = 0;
+  int64_t shutdown_since_ns_ = 0;  // 0: not begun
+  int64_t tell_shutdown_at_ns_ = 0;
   bool alarm_ = false;
   std::unordered_map<uint64_t, Watched> watched_;  // by the work's id
 };

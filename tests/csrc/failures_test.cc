@@ -189,7 +189,7 @@ void messages_during_withdrawal() {
     Hooks hooks;
     if (below->rank() == 0) {
       hooks.may_poll = [&] { return may_poll.load(); };
-      hooks.sent = [&](int tag) { sent += tag != 0; };
+      hooks.sent = [&](int, int tag) { sent += tag != 0; };
     }
     if (below->rank() == 1) {
       hooks.withdrawn = [&] {
@@ -228,7 +228,7 @@ void launch_during_withdrawal() {
   std::atomic<int> sent = 0;
   const auto wrap = [&](std::unique_ptr<Transport> below) -> std::unique_ptr<Transport> {
     Hooks hooks;
-    if (below->rank() == 0) hooks.sent = [&](int tag) { sent += tag != 0; };
+    if (below->rank() == 0) hooks.sent = [&](int, int tag) { sent += tag != 0; };
     if (below->rank() == 1) {
       hooks.withdrawn = [&] {
         if (!is_withdrawing.exchange(true)) until([&] { return sent > 0; });

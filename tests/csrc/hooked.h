@@ -12,7 +12,7 @@ namespace ringdl::check {
 /// withdrawals.
 struct Hooks {
   std::function<bool()> may_poll = [] { return true; };
-  std::function<void(int tag)> sent = [](int) {};
+  std::function<void(int to, int tag)> sent = [](int, int) {};
   std::function<void()> withdrawn = [] {};
 };
 
@@ -25,7 +25,7 @@ class Hooked final : public Transport {
   int max_tag() const override { return below_->max_tag(); }
   Ticket send(int to, int tag, const void* data, size_t bytes, Completion& owner) override {
     const Ticket ticket = below_->send(to, tag, data, bytes, owner);
-    hooks_.sent(tag);
+    hooks_.sent(to, tag);
     return ticket;
   }
   Ticket receive(int from, int tag, void* data, size_t bytes, Completion& owner) override {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "base/error.h"
 #include "calls.h"
 #include "child.h"
+#include "hooked.h"
 #include "ranks.h"
 
 using namespace ringdl;
@@ -112,6 +114,52 @@ void shutdown_ends_what_never_matches() {
   });
 }
 
+// Rank 3 leaves. Rank 0 tells rank 1, which comes too late for anything but the error and leaves as
+// well; rank 2 hears of that before rank 0 has told it of rank 3, and blamed rank 1.
+void only_who_never_came_is_blamed(bool by_bucket) {
+  const int told = by_bucket ? 1 : 2;
+  std::atomic<int> buckets = 0;
+  std::atomic<int> sent_to_next = 0;
+  std::atomic<bool> is_ending = false;
+  std::atomic<bool> has_left = false;
+  const auto wrap = [&](std::unique_ptr<Transport> below) -> std::unique_ptr<Transport> {
+    Hooks hooks;
+    if (below->rank() == 0) {
+      hooks.sent = [&](int to, int tag) {  // a header, unless it is a bucket; then the error
+        if (to != 1 || tag != 0 || ++sent_to_next != told) return;
+        until([&] { return has_left.load(); });
+        pause_ms(50);
+      };
+    } else if (below->rank() == 1) {
+      hooks.sent = [&](int to, int) { has_left = has_left || (to == 2 && is_ending); };
+    }
+    return std::make_unique<Hooked>(std::move(below), std::move(hooks));
+  };
+  const auto body = [&](const Shared& engine) {
+    float x = 1;
+    if (by_bucket) {
+      engine->add_bucket(0, nullptr, &x, sizeof(x), DType::kFloat32, Reduction::kSum, {}, "bucket",
+                         engine->group_of_all_ranks());
+      ++buckets;
+      until([&] { return buckets == 4; });
+    }
+    if (engine->rank() == 3) return;
+    if (engine->rank() == 1) {
+      until([&] { return sent_to_next == told; });
+      engine->wake();
+      pause_ms(50);
+    }
+    const auto sum = [&] {
+      engine->wait(by_bucket ? engine->launch_bucket(0) : engine->submit(sum_of(1, "k"), &x),
+                   kTimeout);
+    };
+    CHECK_THROWS(sum(), MismatchError, "rank 3 has shut down");
+    if (engine->rank() == 1) is_ending = true;
+  };
+  run_engines(4, {}, {}, body, wrap);
+  CHECK(has_left);
+}
+
 // A signal handler that shuts down while its own thread waits waited for itself.
 void shutdown_within_wait() {
   std::atomic<bool> is_handling = false;
@@ -163,6 +211,8 @@ int main() {
       {"two_threads_shut_down", two_threads_shut_down},
       {"interrupted_shutdown_is_repeated", interrupted_shutdown_is_repeated},
       {"shutdown_ends_what_never_matches", shutdown_ends_what_never_matches},
+      {"only_who_never_came_is_blamed", [] { only_who_never_came_is_blamed(false); }},
+      {"only_who_never_came_is_blamed, buckets", [] { only_who_never_came_is_blamed(true); }},
       {"shutdown_within_wait", shutdown_within_wait},
       {"forked_child_lets_go", forked_child_lets_go},
   };

@@ -1,8 +1,9 @@
 """Rank 1 comes late to two allreduces: once the file FOLDER/told is there.
 
-    watched.py FOLDER [signal]
+    watched.py FOLDER HOW
 
-With "signal", rank 0 sends itself SIGUSR1 while it waits.
+HOW is empty, "signal" or "end". With "signal", rank 0 sends itself SIGUSR1 while it waits. With
+"end", the others end without them, and rank 1 comes late to that.
 """
 
 import os
@@ -17,7 +18,7 @@ import numpy as np
 import ringdl
 
 
-def main(folder: Path, is_signalled: bool) -> None:
+def main(folder: Path, how: str) -> None:
     ringdl.init()
     x = np.full(50_000, ringdl.rank(), np.float32)
     if ringdl.rank() == 1:
@@ -25,13 +26,14 @@ def main(folder: Path, is_signalled: bool) -> None:
         while not (folder / "told").exists():
             assert time.monotonic() < deadline, "nothing was told"
             time.sleep(0.05)
-    if ringdl.rank() == 0 and is_signalled:
+    if ringdl.rank() == 0 and how == "signal":
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-    earlier = ringdl.allreduce_async(x, name="earlier")
-    for result in (ringdl.allreduce(x, name="late"), earlier.wait()):
-        assert (result == (ringdl.size() - 1) / 2).all()
+    if how != "end":
+        earlier = ringdl.allreduce_async(x, name="earlier")
+        for result in (ringdl.allreduce(x, name="late"), earlier.wait()):
+            assert (result == (ringdl.size() - 1) / 2).all()
     sys.stdout.write("all is well\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "signal" in sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -55,7 +55,10 @@ def run_check(check: Callable[..., None]) -> str:
             ringdl.init()
             check()
     except Exception:
-        return traceback.format_exc()
+        text = traceback.format_exc()
+        if MPI.COMM_WORLD.size > 1:  # others may wait for this rank, and nothing be gathered
+            print(f"on rank {MPI.COMM_WORLD.rank}: {text}", file=sys.stderr, flush=True)
+        return text
     finally:
         faulthandler.cancel_dump_traceback_later()
     return ""
