@@ -95,7 +95,8 @@ MEASUREMENTS = (
         "step-hosts",
         (
             *("bench/train_step.py", "--hosts", "4", "--rate", "200mbit", "--batch", "1792"),
-            *("--inputs", "384", "--width", "384", "--layers", "16", "--rounds", "8"),
+            *("--balance", "1.15", "--inputs", "384", "--width", "384", "--layers", "16"),
+            *("--rounds", "8"),
         ),
         ("--rounds", "2"),
         needs_root=True,

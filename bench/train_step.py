@@ -2,7 +2,7 @@
 
     python bench/train_step.py --json bench/results/step.json
     python bench/train_step.py --hosts 4 --rate 200mbit --inputs 384 --width 384 --layers 16 \
-        --batch 1792 --json bench/results/step-hosts.json
+        --batch 1792 --balance 1.15 --json bench/results/step-hosts.json
 
 Each has jobs of its own, as its users would, with one thread per rank; they take turns. (In one
 process, what one model frees is what the next one is given: computing alone, which asks the system
@@ -16,8 +16,9 @@ does not hide.
 
 The default is two ranks on this host and a model of 27 million parameters. With ``--hosts``, one
 rank on each of so many simulated hosts (bench/hosts.py; as root): the second command has a model
-whose communication takes about as long as computing. The hosts share this machine's cores, so TCP,
-which takes some of them, slows computing down; the slower the links, the less.
+whose communication takes about as long as computing: ``--balance`` makes batches so large that
+computing alone takes so many times as long, whatever the machine. The hosts share this machine's
+cores, so TCP, which takes some of them, slows computing down; the slower the links, the less.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ def measure(chosen: argparse.Namespace, kind: str) -> dict[str, Any]:
         return json.loads(answer.read_text()) | {"learnt": np.load(learnt)}
 
 
+def balanced_batch(chosen: argparse.Namespace) -> int:
+    """Rows with which computing alone takes `chosen.balance` times as long as communication."""
+    alone = statistics.median(measure(chosen, "alone")["seconds"])
+    communication = measure(chosen, "ringdl")["communication"]
+    return max(1, round(chosen.batch * chosen.balance * communication / alone / 32)) * 32
+
+
 def are_same(ours: Parameters, theirs: Parameters) -> bool:
     """Whether both have learnt the same, element by element."""
     return np.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
@@ -112,6 +120,7 @@ def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict
         "mpi": first["mpi"],
         "torch": first["torch"],
         "ranks": chosen.hosts or chosen.ranks,
+        "batch": chosen.batch,
         "parameters": first["parameters"],
         "ratios": ratios,
         "communication": statistics.median(jobs["ringdl"]["communication"] for jobs in rounds),
@@ -147,6 +156,7 @@ def main(arguments: Sequence[str]) -> int:
         "--steps", type=int, default=15, help="of each job, after three for warming"
     )
     parser.add_argument("--batch", type=int, default=32, help="rows per rank")
+    parser.add_argument("--balance", type=float, help="choose the batch (see above)")
     parser.add_argument("--inputs", type=int, default=1024)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=7)
@@ -159,6 +169,8 @@ def main(arguments: Sequence[str]) -> int:
             hosts.check_machine()
             hosts.up(chosen.hosts, chosen.rate)
         try:
+            if chosen.balance:
+                chosen.batch = balanced_batch(chosen)
             for turn in range(chosen.rounds):
                 first = turn % len(KINDS)
                 kinds = KINDS[first:] + KINDS[:first]
