@@ -11,7 +11,7 @@ constexpr int64_t kMicrosecond = 1'000;
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kSecond = 1'000'000'000;
 
-/// Nanoseconds of a monotone clock. Only the engine reads it; collectives never do.
+/// Nanoseconds of a monotone clock. The engine and transports read it; collectives never do.
 inline int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())

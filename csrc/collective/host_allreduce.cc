@@ -119,8 +119,8 @@ void HostAllreduce::choose() {
     chosen_ = std::make_unique<DirectAllreduce>(SharedArrays{std::move(memory), shared_}, 0, bytes_,
                                                 join_, rank_);
   } else {
-    chosen_ =
-        std::make_unique<StagedAllreduce>(std::move(memory), shared_, data_, bytes_, join_, rank_);
+    chosen_ = std::make_unique<StagedAllreduce>(std::move(memory), shared_, data_, bytes_, join_,
+                                                rank_, window_->store_trial());
   }
 }
 

@@ -15,9 +15,7 @@ namespace {
 constexpr size_t kBlockBytes = 256 << 10;
 constexpr size_t kSmallestChunk = 16 << 10;
 
-// From here on stages are written past the caches, too, and read from memory. Between cores with a
-// common cache that costs 1.6 times as much at 1 MiB, and from 8 MiB on the same; between cores
-// without one, where lines of the other's cache come slowly, 0.35 times.
+// From here on arrays are written past the caches, and so are stages if the trial says so.
 constexpr size_t kStreamedBytes = 1 << 20;
 
 // So many at most in one step(): about half a millisecond, in which the engine's lock is held.
@@ -34,7 +32,8 @@ size_t StagedAllreduce::stage_bytes(int size) {
 }
 
 StagedAllreduce::StagedAllreduce(std::vector<std::byte*> stages, SharedCounters counters,
-                                 std::byte* data, size_t bytes, Join join, int rank)
+                                 std::byte* data, size_t bytes, Join join, int rank,
+                                 StoreTrial& trial)
     : stages_(std::move(stages)),
       counters_(counters),
       data_(data),
@@ -44,7 +43,8 @@ StagedAllreduce::StagedAllreduce(std::vector<std::byte*> stages, SharedCounters 
       chunk_bytes_(chunk_bytes_of(size())),
       block_bytes_(chunk_bytes_ * static_cast<size_t>(size())),
       blocks_((bytes + block_bytes_ - 1) / block_bytes_),
-      streams_(bytes >= kStreamedBytes) {}
+      streams_(bytes >= kStreamedBytes),
+      trial_(trial) {}
 
 // Each rank does the same steps in the same order, and counts them where all see it:
 //   0: block 0 in;  3b+1: block b+1 in;  3b+2: block b is reduced;  3b+3: block b out.
@@ -64,7 +64,7 @@ bool StagedAllreduce::step(Channel&) {
 
 bool StagedAllreduce::do_next() {
   if (next_ == 0) {
-    if (blocks_ > 0) copy_in(0);
+    if (blocks_ > 0) timed(0, &StagedAllreduce::copy_in);
     return true;
   }
   const uint64_t block = (next_ - 1) / 3;
@@ -72,17 +72,23 @@ bool StagedAllreduce::do_next() {
     case 0:
       if (block + 1 >= blocks_) return true;
       if (block >= 1 && !all_have_done(3 * block + 1)) return false;
-      copy_in(block + 1);
+      timed(block + 1, &StagedAllreduce::copy_in);
       return true;
     case 1:
       if (!all_have_done(block == 0 ? 1 : 3 * block - 1)) return false;
-      reduce(block);
+      timed(block, &StagedAllreduce::reduce);
       return true;
     default:
       if (!all_have_done(3 * block + 3)) return false;
-      copy_out(block);
+      timed(block, &StagedAllreduce::copy_out);
+      if (streams_) trial_.end(block, (block + 1) * block_bytes_ <= bytes_);
       return true;
   }
+}
+
+void StagedAllreduce::timed(uint64_t block, void (StagedAllreduce::*part)(uint64_t) const) {
+  if (!streams_) return (this->*part)(block);
+  trial_.time(block, [&] { (this->*part)(block); });
 }
 
 bool StagedAllreduce::all_have_done(uint64_t steps) {
@@ -105,7 +111,8 @@ void StagedAllreduce::copy_in(uint64_t block) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const Span part = chunk(rank, block);
-    copy_bytes(stage(rank_, block) + part.begin, array(block) + part.begin, part.bytes, streams_);
+    copy_bytes(stage(rank_, block) + part.begin, array(block) + part.begin, part.bytes,
+               streams_stage(block));
   }
   if (streams_) stream_fence();
 }
@@ -118,7 +125,7 @@ void StagedAllreduce::reduce(uint64_t block) const {
     sources.push_back(rank == rank_ ? own : stage(rank, block) + part.begin);
   }
   const std::array targets = {own, stage(rank_, block) + part.begin};
-  join_(sources, targets, part.bytes, streams_);
+  join_(sources, targets, part.bytes, streams_stage(block));
 }
 
 void StagedAllreduce::copy_out(uint64_t block) const {

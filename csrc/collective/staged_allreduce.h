@@ -7,6 +7,7 @@
 #include "collective/partition.h"
 #include "collective/shared_counters.h"
 #include "reduce/join.h"
+#include "transport/host/store_trial.h"
 
 namespace ringdl {
 
@@ -24,8 +25,9 @@ class StagedAllreduce final : public Collective {
 
   /// @param stages  by rank, as this process sees them
   /// @param counters  not used before
+  /// @param trial  of the memory that the stages lie in; outlives this
   StagedAllreduce(std::vector<std::byte*> stages, SharedCounters counters, std::byte* data,
-                  size_t bytes, Join join, int rank);
+                  size_t bytes, Join join, int rank, StoreTrial& trial);
 
   bool step(Channel&) override;
   int64_t pieces() const override { return static_cast<int64_t>(next_); }
@@ -35,6 +37,8 @@ class StagedAllreduce final : public Collective {
   int size() const { return static_cast<int>(stages_.size()); }
   bool all_have_done(uint64_t steps);
   bool do_next();
+  bool streams_stage(uint64_t block) const { return streams_ && trial_.streams(block); }
+  void timed(uint64_t block, void (StagedAllreduce::*part)(uint64_t) const);
   void copy_in(uint64_t block) const;
   void reduce(uint64_t block) const;
   void copy_out(uint64_t block) const;
@@ -53,7 +57,8 @@ class StagedAllreduce final : public Collective {
   const size_t chunk_bytes_;
   const size_t block_bytes_;
   const uint64_t blocks_;
-  const bool streams_;
+  const bool streams_;  // arrays; and stages, if that is faster
+  StoreTrial& trial_;
   uint64_t next_ = 0;           // step
   uint64_t all_have_done_ = 0;  // steps, at least
 };

@@ -10,8 +10,10 @@
 #include <map>
 #include <random>
 
+#include "base/clock.h"
 #include "check.h"
 #include "ranks.h"
+#include "transport/host/store_trial.h"
 
 using namespace ringdl;
 
@@ -140,9 +142,36 @@ void test_forked_children_free_nothing() {
   CHECK(memory.get()[2 << 20] == std::byte{1});
 }
 
+// What takes less time is taken from then on, though some pairs say otherwise; a last part of a
+// block says nothing.
+void test_the_faster_stores_are_found() {
+  const auto takes = [](int64_t ns) {
+    const int64_t begin = now_ns();
+    while (now_ns() - begin < ns) {
+    }
+  };
+  for (const bool past_the_caches : {false, true}) {
+    StoreTrial trial;
+    uint64_t arrays = 0;
+    for (; !trial.is_over() && arrays < 100; ++arrays) {
+      for (uint64_t block = 0; block < 6; ++block) {
+        CHECK(trial.is_over() || trial.streams(block) == (block % 2 == 0));
+        const bool is_whole = block < 5;
+        const bool is_odd_one_out = arrays % 4 == 0 || !is_whole;
+        const bool is_fast = (trial.streams(block) == past_the_caches) != is_odd_one_out;
+        trial.time(block, [&] { takes(is_fast ? 1000 : 50000); });
+        trial.end(block, is_whole);
+      }
+    }
+    CHECK_EQ(arrays, 16u);  // of two pairs each
+    for (uint64_t block = 0; block < 2; ++block) CHECK_EQ(trial.streams(block), past_the_caches);
+  }
+}
+
 }  // namespace
 
 int main() {
+  test_the_faster_stores_are_found();
   test_heap();
   test_memory_is_given_back();
   test_stages_are_kept_for_the_next();

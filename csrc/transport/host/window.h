@@ -11,6 +11,7 @@
 
 #include "transport/host/heap.h"
 #include "transport/host/segment.h"
+#include "transport/host/store_trial.h"
 
 namespace ringdl {
 
@@ -43,6 +44,9 @@ class Window {
   std::byte* at(int rank, uint64_t offset) const {
     return segments_[static_cast<size_t>(rank)]->data() + offset;
   }
+
+  /// How what this rank writes for others to read soon is stored best.
+  StoreTrial& store_trial() { return store_trial_; }
 
   /// Where `data` is in this rank's memory; nothing if it is elsewhere, or only partly there.
   std::optional<uint64_t> offset_of(const void* data, size_t bytes) const;
@@ -83,6 +87,7 @@ class Window {
 
   const std::shared_ptr<Own> own_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by rank; null: not reached
+  StoreTrial store_trial_;
   std::mutex kept_mutex_;
   std::vector<Kept> kept_;
 };
