@@ -1,5 +1,3 @@
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -105,9 +103,8 @@ void Engine::progress_in_background() {
       continue;
     }
     if (fruitless < kQuietPolls) {
-      pause = 0;
+      pause = 0;  // and no yield: beside a thread that computes, it costs a time slice
       lock.unlock();
-      sched_yield();
     } else {
       const int64_t least = std::max(kShortestSleepNs, kSleepPerLook * idle_look);
       if (used > kMovingLooks * idle_look) pause = 0;
