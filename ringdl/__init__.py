@@ -58,7 +58,7 @@ from ringdl._default import (
     stop_timeline,
 )
 from ringdl._engine import Reduction
-from ringdl._errors import Error, MismatchError, StallError, UsageError
+from ringdl._errors import Error, MismatchError, RankFailedError, StallError, UsageError
 from ringdl._metrics import average_metrics
 from ringdl._tuning import Tuning
 from ringdl._version import __version__
@@ -83,6 +83,7 @@ __all__ = [
     "Min",
     "MismatchError",
     "Product",
+    "RankFailedError",
     "Reduction",
     "StallError",
     "Sum",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from ringdl import _engine, _timeline
 from ringdl._communicator import Communicator, Shared
 from ringdl._engine import Algorithm
-from ringdl._errors import Error, UsageError
+from ringdl._errors import Error, RankFailedError, UsageError
 from ringdl._launch import Launcher, detect
 from ringdl._settings import Settings, read_settings
 from ringdl._tuning import Tuning, find_tuning, topology
@@ -94,8 +94,8 @@ def _init_over_mpi(
         _hooked = True
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
         _warn_of_threads(hosts)
-    atexit.unregister(shutdown)
-    atexit.register(shutdown)  # the last registered is the first to be called
+    atexit.unregister(_shutdown_at_exit)
+    atexit.register(_shutdown_at_exit)  # the last registered is the first to be called
     return communicator
 
 
@@ -173,6 +173,13 @@ def shutdown() -> None:
             _default = None
             raise
         _default = None  # an interrupted shutdown may be repeated
+
+
+def _shutdown_at_exit() -> None:
+    try:
+        shutdown()
+    except RankFailedError:  # printed only, it would leave MPI's end waiting for that rank
+        sys.excepthook(*sys.exc_info())
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:

@@ -35,5 +35,13 @@ class StallError(Error):
     work: Work | GroupedWork | None = None
 
 
+class RankFailedError(Error):
+    """A rank's process has ended without `shutdown`: what it takes part in cannot end any more.
+
+    Raised by whoever waits on the same host, within two seconds, unless the launcher has ended the
+    job before. Uncaught, the error ends the job.
+    """
+
+
 class UsageError(Error, ValueError):
     """A call that cannot be right whatever the other ranks do; says what to do instead."""

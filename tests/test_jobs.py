@@ -217,6 +217,21 @@ def test_a_rank_that_ends_ends_the_job(
     assert not missing, f"{missing} not in:\n{ended.text}"
 
 
+@pytest.mark.parametrize("when", ["", "late"])
+def test_a_rank_that_its_launcher_does_not_miss(mpi_python: str, when: str, tmp_path: Path) -> None:
+    """MPICH's mpirun may overlook that a rank has exited; here, a shell outlives it."""
+    job = shlex.join([mpi_python, str(JOBS / "endings.py"), "vanish", *when.split()])
+    shell = ["sh", "-c", f"{job}; [ $? != 7 ] || sleep {TIMEOUT}"]
+    command = [mpirun_of(mpi_python), "-n", "3", *shell]
+    ended = run_job(command, tmp_path)
+    assert ended.code != 0, ended.text
+    assert ended.seconds_since("ends") < SOON, ended.text
+    assert re.search(
+        r"RankFailedError: rank 1 has ended without shutdown\(\), .* start the job again",
+        ended.errors,
+    ), ended.text
+
+
 @pytest.mark.parametrize(
     ("how", "ranks"), cases(("shutdown", 2), ("wait", 3), ("async", 2), ("buckets", 3))
 )

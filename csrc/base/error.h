@@ -24,6 +24,12 @@ class StallError : public Error {
   using Error::Error;
 };
 
+/// A rank's process has ended without shutdown(): nothing that it takes part in can end any more.
+class RankFailedError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A call that cannot be right whatever the other ranks do. In Python also a ValueError.
 class UsageError : public Error {
  public:

@@ -22,9 +22,9 @@ PyObject* error_class(const char* name) {
 }
 
 void bind_errors() {
-  static const std::array<PyObject*, 4> classes = {
+  static const std::array<PyObject*, 5> classes = {
       error_class("Error"), error_class("MismatchError"), error_class("StallError"),
-      error_class("UsageError")};
+      error_class("UsageError"), error_class("RankFailedError")};
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);
@@ -34,6 +34,8 @@ void bind_errors() {
       PyErr_SetString(classes[2], error.what());
     } catch (const UsageError& error) {
       PyErr_SetString(classes[3], error.what());
+    } catch (const RankFailedError& error) {
+      PyErr_SetString(classes[4], error.what());
     } catch (const Error& error) {
       PyErr_SetString(classes[0], error.what());
     }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -234,6 +235,7 @@ class Engine final : private Diagnosis::Host {
   static bool in_forked_child();
   static void refuse_forked_child();
   void refuse_closed() const;
+  void look_at_peers(int64_t now);
   Lock lock_for_call(const std::function<void()>& before_waiting = {});
   void note_submitter();
   void refuse_joined_unlocked() const;
@@ -334,7 +336,9 @@ class Engine final : private Diagnosis::Host {
   std::vector<std::unique_ptr<Drain>> drains_;
   std::map<int64_t, Bucket> buckets_;
   std::vector<uint64_t> ended_;
-  std::vector<bool> left_;                     // by rank: has told that it submits nothing more
+  std::vector<bool> left_;  // by rank: has told that it submits nothing more
+  std::set<int> missed_;    // ranks without a process at the last look
+  int64_t next_look_at_peers_ns_ = 0;
   std::map<int64_t, uint64_t> left_launches_;  // by bucket: how often the previous rank launched it
   std::map<int64_t, int> bucket_next_;         // by bucket: the next rank of its group
   std::map<uint64_t, SharedGroup> groups_;     // that this rank is, or was, a member of, by id

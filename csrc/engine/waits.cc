@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kInterruptNs = 100 * kMillisecond;
 constexpr int64_t kDiagnoseAfterNs = 100 * kMillisecond;
 constexpr int64_t kBriefNs = 10 * kMillisecond;
+constexpr int64_t kLookAtPeersNs = kSecond / 2;
 
 std::string seconds_text(int64_t ns) {
   return std::to_string(ns / kSecond) + "." + std::to_string(ns / (kSecond / 10) % 10) + " s";
@@ -88,6 +89,7 @@ void Engine::progress_until(Lock& lock, const std::function<void()>& interrupted
     watch_over(now);
     look(now);
     if (done()) break;
+    look_at_peers(now);
     lock.unlock();
     backoff.pause();
     now = now_ns();
@@ -96,6 +98,22 @@ void Engine::progress_until(Lock& lock, const std::function<void()>& interrupted
       interrupted();
     }
     lock.lock();
+  }
+}
+
+// Finds ranks of this host whose processes are no more, while the launcher goes on without them, as
+// MPICH's may after an exit. What they have sent may be on its way: so not at the first look.
+void Engine::look_at_peers(int64_t now) {
+  if (!window_ || now < next_look_at_peers_ns_) return;
+  next_look_at_peers_ns_ = now + kLookAtPeersNs;
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto peer = static_cast<size_t>(rank);
+    if (left_[peer] || !window_->reaches(rank) || !window_->has_ended(rank)) continue;
+    if (missed_.insert(rank).second) continue;
+    throw RankFailedError("rank " + std::to_string(rank) +
+                          " has ended without shutdown(), so what it takes part in cannot end: "
+                          "find what ended its process (a crash, os._exit, too little memory) and "
+                          "start the job again");
   }
 }
 

@@ -127,6 +127,33 @@ void test_other_processes() {
   CHECK(!Segment::open(address));
 }
 
+// Not while it lives, though it may have let go of its memory.
+void test_processes_that_have_ended() {
+  int to_parent[2];
+  int to_child[2];
+  CHECK(pipe(to_parent) == 0 && pipe(to_child) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    close(to_child[1]);
+    Window theirs(1, 2, 1 << 20);
+    const Segment::Address address = theirs.address();
+    char byte = 0;
+    const bool is_told = write(to_parent[1], &address, sizeof(address)) == sizeof(address);
+    _exit(is_told && read(to_child[0], &byte, 1) == 0 ? 0 : 1);
+  }
+  Segment::Address address{};
+  CHECK(read(to_parent[0], &address, sizeof(address)) == sizeof(address));
+  Window window(0, 2, 1 << 20);
+  CHECK(window.reach(0, window.address()) && window.reach(1, address));
+  CHECK(!window.has_ended(0) && !window.has_ended(1));
+  close(to_child[1]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+  CHECK(!window.has_ended(0) && window.has_ended(1));
+  for (const int descriptor : {to_parent[0], to_parent[1], to_child[0]}) close(descriptor);
+}
+
 // A child that lets go of what it inherited leaves the parent's memory alone.
 void test_forked_children_free_nothing() {
   const auto windows = check::connected_windows(1, 8 << 20);
@@ -177,6 +204,7 @@ int main() {
   test_stages_are_kept_for_the_next();
   test_kept_until_counted();
   test_other_processes();
+  test_processes_that_have_ended();
   test_forked_children_free_nothing();
   return check::report();
 }

@@ -1,4 +1,9 @@
-"""Rank 1 ends in the way the argument names, while the others wait for it in an allreduce."""
+"""Rank 1 ends in the way the argument names, while the others wait for it in an allreduce.
+
+    endings.py HOW [late]
+
+With "late", they have come to their end and wait for it there.
+"""
 
 import io
 import os
@@ -38,7 +43,7 @@ def end(how: str) -> None:
     if how == "exit":
         sys.exit(3)
     if how == "vanish":
-        os._exit(1)
+        os._exit(7)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "stall":
@@ -46,17 +51,17 @@ def end(how: str) -> None:
     assert how == "return"
 
 
-def main(how: str) -> None:
+def main(how: str, is_late: bool) -> None:
     ringdl.init()
     x = np.full(1000, ringdl.rank(), np.float32)
     ringdl.allreduce(x)
     if ringdl.rank() == 1:
         time.sleep(0.3)  # the others wait by now
         end(how)
-    else:
+    elif not is_late:
         ringdl.allreduce(x, name="awaited", timeout=1 if how == "stall" else None)
         print("the allreduce has ended", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], "late" in sys.argv[2:])

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -56,7 +57,7 @@ std::shared_ptr<Segment> Segment::create(size_t bytes) {
     throw Error("shared memory of " + std::to_string(bytes) + " bytes cannot be had: " + why);
   }
   std::memcpy(data, &nonce, sizeof(nonce));
-  std::shared_ptr<Segment> segment(new Segment(descriptor, bytes, data));
+  std::shared_ptr<Segment> segment(new Segment(getpid(), descriptor, bytes, data));
   const std::lock_guard guard(own_mutex);
   own_segments()[nonce] = segment;
   return segment;
@@ -81,7 +82,7 @@ std::shared_ptr<Segment> Segment::open(const Address& address) {
   close(descriptor);
   if (data == nullptr) return nullptr;
   madvise(data, address.bytes, MADV_DONTDUMP);
-  std::shared_ptr<Segment> segment(new Segment(-1, address.bytes, data));
+  std::shared_ptr<Segment> segment(new Segment(address.process, -1, address.bytes, data));
   return nonce_of(data) == address.nonce ? segment : nullptr;
 }
 
@@ -95,7 +96,11 @@ Segment::~Segment() {
 }
 
 Segment::Address Segment::address() const {
-  return {getpid(), descriptor_, bytes_, nonce_of(data_)};
+  return {process_, descriptor_, bytes_, nonce_of(data_)};
+}
+
+bool Segment::is_orphaned() const {
+  return kill(static_cast<pid_t>(process_), 0) != 0 && errno == ESRCH;
 }
 
 void Segment::discard(uint64_t begin, uint64_t end) const {

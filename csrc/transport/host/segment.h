@@ -35,14 +35,19 @@ class Segment {
   size_t size() const { return bytes_; }
   Address address() const;
 
+  /// Whether the process that made it has ended, its parent knows, and its number is not another's
+  /// by now. One system call.
+  bool is_orphaned() const;
+
   /// Gives the whole pages of a range back to the system: they read as zeros afterwards, in all
   /// processes.
   void discard(uint64_t begin, uint64_t end) const;
 
  private:
-  Segment(int descriptor, size_t bytes, std::byte* data)
-      : descriptor_(descriptor), bytes_(bytes), data_(data) {}
+  Segment(int64_t process, int descriptor, size_t bytes, std::byte* data)
+      : process_(process), descriptor_(descriptor), bytes_(bytes), data_(data) {}
 
+  const int64_t process_;
   const int descriptor_;  // -1: another process's
   const size_t bytes_;
   std::byte* const data_;

@@ -40,6 +40,9 @@ class Window {
   bool reach(int rank, const Segment::Address& address);
   bool reaches(int rank) const { return segments_[static_cast<size_t>(rank)] != nullptr; }
 
+  /// Whether a rank that is reached is known to have no process any more.
+  bool has_ended(int rank) const { return segments_[static_cast<size_t>(rank)]->is_orphaned(); }
+
   /// What lies at `offset` in the memory of a rank that is reached, as this process sees it.
   std::byte* at(int rank, uint64_t offset) const {
     return segments_[static_cast<size_t>(rank)]->data() + offset;
