@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -10,25 +11,27 @@
 namespace ringdl {
 namespace {
 
-// All stages together should stay in the second-level cache (1 to 2 MiB), and a chunk be worth a
-// wait for the others.
-constexpr size_t kBlockBytes = 256 << 10;
+// From 512 KiB on an array has two blocks at least: one goes in while the other is reduced. Larger
+// ones mean fewer waits for one another, and longer chunks.
+constexpr size_t kSmallestBlock = 256 << 10;
+constexpr size_t kLargestBlock = 1 << 20;
 constexpr size_t kSmallestChunk = 16 << 10;
 
 // From here on arrays are written past the caches, and so are stages if the trial says so.
 constexpr size_t kStreamedBytes = 1 << 20;
 
 // So many at most in one step(): about half a millisecond, in which the engine's lock is held.
-constexpr int kStepsAtOnce = 12;
+constexpr int kStepsAtOnce = 6;
 
-size_t chunk_bytes_of(int size) {
-  return std::max(kSmallestChunk, kBlockBytes / static_cast<size_t>(size) / 64 * 64);
+size_t chunk_bytes_of(size_t bytes, int size) {
+  const size_t block = std::clamp(std::bit_floor(bytes / 2), kSmallestBlock, kLargestBlock);
+  return std::max(kSmallestChunk, block / static_cast<size_t>(size) / 64 * 64);
 }
 
 }  // namespace
 
-size_t StagedAllreduce::stage_bytes(int size) {
-  return 2 * chunk_bytes_of(size) * static_cast<size_t>(size);
+size_t StagedAllreduce::stage_bytes(size_t bytes, int size) {
+  return 2 * chunk_bytes_of(bytes, size) * static_cast<size_t>(size);
 }
 
 StagedAllreduce::StagedAllreduce(std::vector<std::byte*> stages, SharedCounters counters,
@@ -40,7 +43,7 @@ StagedAllreduce::StagedAllreduce(std::vector<std::byte*> stages, SharedCounters 
       bytes_(bytes),
       join_(join),
       rank_(rank),
-      chunk_bytes_(chunk_bytes_of(size())),
+      chunk_bytes_(chunk_bytes_of(bytes, size())),
       block_bytes_(chunk_bytes_ * static_cast<size_t>(size())),
       blocks_((bytes + block_bytes_ - 1) / block_bytes_),
       streams_(bytes >= kStreamedBytes),

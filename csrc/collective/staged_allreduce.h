@@ -21,7 +21,8 @@ namespace ringdl {
 class StagedAllreduce final : public Collective {
  public:
   /// Bytes of each rank's stage.
-  static size_t stage_bytes(int size);
+  /// @param bytes  of the array
+  static size_t stage_bytes(size_t bytes, int size);
 
   /// @param stages  by rank, as this process sees them
   /// @param counters  not used before

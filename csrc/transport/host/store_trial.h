@@ -43,7 +43,7 @@ class StoreTrial {
   }
 
  private:
-  static constexpr int kPairs = 32;  // 16 MiB in blocks of 256 KiB
+  static constexpr int kPairs = 32;  // 64 MiB of an array in blocks of 1 MiB
 
   std::array<int64_t, 2> spent_{};  // nanoseconds, on the even and the odd block under way
   std::array<int64_t, 2> taken_{};  // by the last ones that have ended
