@@ -217,7 +217,7 @@ def test_a_rank_that_ends_ends_the_job(
     assert not missing, f"{missing} not in:\n{ended.text}"
 
 
-@pytest.mark.parametrize("when", ["", "late"])
+@pytest.mark.parametrize("when", ["", "late", "again"])
 def test_a_rank_that_its_launcher_does_not_miss(mpi_python: str, when: str, tmp_path: Path) -> None:
     """MPICH's mpirun may overlook that a rank has exited; here, a shell outlives it."""
     job = shlex.join([mpi_python, str(JOBS / "endings.py"), "vanish", *when.split()])

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -38,6 +39,10 @@ nb::dlpack::dtype to_dlpack(DType dtype);
 
 /// Seconds as Python gives them to nanoseconds; at most a century.
 int64_t to_ns(double seconds);
+
+/// Sets Python's error to that of ringdl which was thrown, of the class of its name. With the GIL
+/// held; throws what is none of ringdl's again.
+void raise_in_python(const std::exception_ptr& thrown);
 
 /// Has Python handle signals (Ctrl-C); throws what their handlers raise. Takes the GIL.
 void check_signals();

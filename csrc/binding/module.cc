@@ -16,30 +16,18 @@
 namespace ringdl::binding {
 namespace {
 
-// The Python classes live in ringdl._errors; kept for as long as the interpreter lives.
+std::array<PyObject*, 5> error_classes;
+
 PyObject* error_class(const char* name) {
   return nb::module_::import_("ringdl._errors").attr(name).inc_ref().ptr();
 }
 
+// The Python classes live in ringdl._errors; kept for as long as the interpreter lives.
 void bind_errors() {
-  static const std::array<PyObject*, 5> classes = {
-      error_class("Error"), error_class("MismatchError"), error_class("StallError"),
-      error_class("UsageError"), error_class("RankFailedError")};
-  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
-    try {
-      std::rethrow_exception(thrown);
-    } catch (const MismatchError& error) {
-      PyErr_SetString(classes[1], error.what());
-    } catch (const StallError& error) {
-      PyErr_SetString(classes[2], error.what());
-    } catch (const UsageError& error) {
-      PyErr_SetString(classes[3], error.what());
-    } catch (const RankFailedError& error) {
-      PyErr_SetString(classes[4], error.what());
-    } catch (const Error& error) {
-      PyErr_SetString(classes[0], error.what());
-    }
-  });
+  error_classes = {error_class("Error"), error_class("MismatchError"), error_class("StallError"),
+                   error_class("UsageError"), error_class("RankFailedError")};
+  nb::register_exception_translator(
+      [](const std::exception_ptr& thrown, void*) { raise_in_python(thrown); });
 }
 
 void (*handler_before)(int) = nullptr;
@@ -62,6 +50,22 @@ void dump_on_signal(int signal) {
 }
 
 }  // namespace
+
+void raise_in_python(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const MismatchError& error) {
+    PyErr_SetString(error_classes[1], error.what());
+  } catch (const StallError& error) {
+    PyErr_SetString(error_classes[2], error.what());
+  } catch (const UsageError& error) {
+    PyErr_SetString(error_classes[3], error.what());
+  } catch (const RankFailedError& error) {
+    PyErr_SetString(error_classes[4], error.what());
+  } catch (const Error& error) {
+    PyErr_SetString(error_classes[0], error.what());
+  }
+}
 
 NB_MODULE(_engine, module) {
   nb::set_leak_warnings(false);  // works in flight at exit are the job's end, not a leak

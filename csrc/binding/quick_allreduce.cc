@@ -136,6 +136,9 @@ PyObject* quick_allreduce(PyObject* otherwise, PyObject* const* arguments, Py_ss
     } catch (nb::python_error& error) {
       error.restore();
       return nullptr;
+    } catch (const Error&) {
+      raise_in_python(std::current_exception());
+      return nullptr;
     } catch (const std::exception& error) {
       const nb::object kind = nb::module_::import_("ringdl._errors").attr("Error");
       PyErr_SetString(kind.ptr(), error.what());

@@ -337,7 +337,7 @@ class Engine final : private Diagnosis::Host {
   std::map<int64_t, Bucket> buckets_;
   std::vector<uint64_t> ended_;
   std::vector<bool> left_;  // by rank: has told that it submits nothing more
-  std::set<int> missed_;    // ranks without a process at the last look
+  std::set<int> missed_;    // ranks without a process at an earlier look
   int64_t next_look_at_peers_ns_ = 0;
   std::map<int64_t, uint64_t> left_launches_;  // by bucket: how often the previous rank launched it
   std::map<int64_t, int> bucket_next_;         // by bucket: the next rank of its group

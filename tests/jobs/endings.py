@@ -1,10 +1,12 @@
 """Rank 1 ends in the way the argument names, while the others wait for it in an allreduce.
 
-    endings.py HOW [late]
+    endings.py HOW [late | again]
 
-With "late", they have come to their end and wait for it there.
+With "late", they have come to their end and wait for it there; with "again", they call once more
+after a RankFailedError.
 """
 
+import contextlib
 import io
 import os
 import signal
@@ -43,7 +45,7 @@ def end(how: str) -> None:
     if how == "exit":
         sys.exit(3)
     if how == "vanish":
-        os._exit(7)
+        os._exit(7)  # by which a shell may know it
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "stall":
@@ -51,17 +53,22 @@ def end(how: str) -> None:
     assert how == "return"
 
 
-def main(how: str, is_late: bool) -> None:
+def main(how: str, when: str) -> None:
     ringdl.init()
     x = np.full(1000, ringdl.rank(), np.float32)
     ringdl.allreduce(x)
     if ringdl.rank() == 1:
         time.sleep(0.3)  # the others wait by now
         end(how)
-    elif not is_late:
+    elif when == "again":
+        with contextlib.suppress(ringdl.RankFailedError):
+            ringdl.allreduce(x, name="awaited")
+        time.sleep(1)
+        ringdl.allreduce_(x)
+    elif when != "late":
         ringdl.allreduce(x, name="awaited", timeout=1 if how == "stall" else None)
         print("the allreduce has ended", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "late" in sys.argv[2:])
+    main(sys.argv[1], "".join(sys.argv[2:]))
