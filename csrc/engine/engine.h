@@ -282,6 +282,7 @@ class Engine final : private Diagnosis::Host {
   bool keyed_work_is_leaving() const;
   static void keep_for_good(std::shared_ptr<const void> memory);
   bool busy() const;
+  bool is_time_to_poll();
   void stop_thread();
   void give_up() noexcept;
 
@@ -362,6 +363,7 @@ class Engine final : private Diagnosis::Host {
   int64_t common_works_ended_ = 0;  // of all ranks
   int quiet_polls_ = 0;             // since the last message
   int64_t polls_ = 0;
+  int64_t next_poll_ns_ = 0;  // of a caller that awaits no message
   int64_t wait_ns_ = 0;
   std::atomic<bool> closed_ = false;
 

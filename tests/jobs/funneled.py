@@ -32,6 +32,14 @@ def main() -> None:
         thread = threading.Thread(target=call)
         thread.start()
         thread.join()
+    small = np.ones(3, np.float32)
+    polls = []
+    for _ in range(100):
+        before = ringdl.stats()["polls"]
+        for _ in range(100):
+            ringdl.allreduce_(small)
+        polls.append(ringdl.stats()["polls"] - before)
+    assert min(polls) < 50 and sum(polls) > 0, polls
     buckets = ringdl.Buckets([("w", x.shape, "float32"), ("b", (3,), "float64")])
     for view in buckets.views():
         view[...] = ringdl.rank()
