@@ -47,7 +47,8 @@ StagedAllreduce::StagedAllreduce(std::vector<std::byte*> stages, SharedCounters 
       block_bytes_(chunk_bytes_ * static_cast<size_t>(size())),
       blocks_((bytes + block_bytes_ - 1) / block_bytes_),
       streams_(bytes >= kStreamedBytes),
-      trial_(trial) {}
+      trial_(trial),
+      first_block_(streams_ ? trial.begin(blocks_) : 0) {}
 
 // Each rank does the same steps in the same order, and counts them where all see it:
 //   0: block 0 in;  3b+1: block b+1 in;  3b+2: block b is reduced;  3b+3: block b out.
@@ -84,14 +85,14 @@ bool StagedAllreduce::do_next() {
     default:
       if (!all_have_done(3 * block + 3)) return false;
       timed(block, &StagedAllreduce::copy_out);
-      if (streams_) trial_.end(block, (block + 1) * block_bytes_ <= bytes_);
+      if (streams_) trial_.end(first_block_ + block, (block + 1) * block_bytes_ <= bytes_);
       return true;
   }
 }
 
 void StagedAllreduce::timed(uint64_t block, void (StagedAllreduce::*part)(uint64_t) const) {
   if (!streams_) return (this->*part)(block);
-  trial_.time(block, [&] { (this->*part)(block); });
+  trial_.time(first_block_ + block, [&] { (this->*part)(block); });
 }
 
 bool StagedAllreduce::all_have_done(uint64_t steps) {

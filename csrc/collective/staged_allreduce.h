@@ -38,7 +38,9 @@ class StagedAllreduce final : public Collective {
   int size() const { return static_cast<int>(stages_.size()); }
   bool all_have_done(uint64_t steps);
   bool do_next();
-  bool streams_stage(uint64_t block) const { return streams_ && trial_.streams(block); }
+  bool streams_stage(uint64_t block) const {
+    return streams_ && trial_.streams(first_block_ + block);
+  }
   void timed(uint64_t block, void (StagedAllreduce::*part)(uint64_t) const);
   void copy_in(uint64_t block) const;
   void reduce(uint64_t block) const;
@@ -60,6 +62,7 @@ class StagedAllreduce final : public Collective {
   const uint64_t blocks_;
   const bool streams_;  // arrays; and stages, if that is faster
   StoreTrial& trial_;
+  const uint64_t first_block_;  // there
   uint64_t next_ = 0;           // step
   uint64_t all_have_done_ = 0;  // steps, at least
 };

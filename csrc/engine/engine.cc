@@ -30,7 +30,8 @@ constexpr int kLooksPerTime = 8;
 constexpr int kLooksAtOnce = 64;  // about a microsecond
 
 // So often does who calls look for messages that nothing here waits for, where no thread does. Not
-// at each call: an MPI that yields its core when it finds none would double the time of a small one.
+// at each call: an MPI that yields its core when it finds none would double the time of a small
+// one.
 constexpr int64_t kStrayMessagesNs = 200 * kMicrosecond;
 
 }  // namespace
