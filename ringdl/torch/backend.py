@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 import ringdl
 from ringdl.torch._process_group import ProcessGroup
+from ringdl.torch._reducer import Reducer
 
 __all__ = ["ProcessGroup"]
 
@@ -80,3 +81,5 @@ def _make_group(options: Any, _: Any) -> ProcessGroup:
 if multiprocessing.current_process().name == "MainProcess":  # not in a child that imports __main__
     _set_environment()
 dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=["cpu"])
+# Where DistributedDataParallel looks for it: torch offers no other way to its buckets' memory.
+dist.Reducer = Reducer  # type: ignore[attr-defined]

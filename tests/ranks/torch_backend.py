@@ -304,7 +304,12 @@ def assert_equal_parameters(own: nn.Module, other: nn.Module) -> None:
 
 def check_distributed_data_parallel(comm: Communicator) -> None:
     gloo = start(comm)
-    for options in ({}, {"bucket_cap_mb": 1e-4}, {"find_unused_parameters": True}):
+    for options in (
+        {},
+        {"bucket_cap_mb": 1e-4},
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True},
+    ):
         models = []
         for group in (None, gloo):
             torch.manual_seed(comm.rank)  # replicas differ until they are broadcast
@@ -319,6 +324,41 @@ def check_distributed_data_parallel(comm: Communicator) -> None:
         loss_of(model, *map(part, whole_batch(0))).backward()
     loss_of(model, *map(part, whole_batch(1))).backward()
     assert_same_bits(parameter.grad for parameter in model.parameters())
+
+
+def check_buckets_in_shared_memory(comm: Communicator) -> None:
+    """DDP's, those of the first step and those of later ones, if the group is ringdl's."""
+    gloo = start(comm)
+    for group, memory in ((None, comm.empty(1)), (gloo, torch.empty(1).numpy())):
+        found: list[str] = []
+        model = DistributedDataParallel(make_mlp(), process_group=group)
+        model.register_comm_hook((found, group), _averages_and_notes)
+        for step in range(3):
+            loss_of(model, *map(part, whole_batch(step))).backward()
+        is_shared = "memfd:ringdl" in mapping_of(memory.ctypes.data)
+        assert is_shared == (group is None and comm.local_size > 1)
+        assert ["memfd:ringdl" in name for name in found] == [is_shared] * len(found)
+        assert len(found) >= 3
+
+
+def _averages_and_notes(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    found, group = state
+    found.append(mapping_of(bucket.buffer().data_ptr()))
+    work = dist.all_reduce(bucket.buffer().div_(ringdl.size()), group=group, async_op=True)
+    return work.get_future().then(lambda ended: ended.value()[0])
+
+
+_averages_and_notes.__annotations__.clear()  # torch refuses those that are strings
+
+
+def mapping_of(address: int) -> str:
+    """The line of what this process has mapped there."""
+    with open("/proc/self/maps") as mappings:
+        for line in mappings:
+            begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+            if begin <= address < end:
+                return line
+    raise LookupError(hex(address))
 
 
 def check_uneven_inputs(comm: Communicator) -> None:
