@@ -203,8 +203,8 @@ std::string Diagnosis::answers(uint32_t number, int64_t now) const {
     if (!text.empty()) text += " and ";
     text += ranks_text(silent) + (now - questions_.at(number).asked_ns < kAnswerNs
                                       ? " did not answer in so short a time"
-                                      : " did not answer (stopped, or computing without a "
-                                        "progress thread)");
+                                      : " did not answer (stopped, starved of CPU time, or "
+                                        "computing without a progress thread)");
   }
   return text.empty() ? "all ranks have come" : text;
 }
