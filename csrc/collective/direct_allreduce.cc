@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "reduce/stream.h"
+
 namespace ringdl {
 namespace {
 
@@ -82,7 +84,7 @@ void DirectAllreduce::reduce(uint64_t piece) {
     sources.push_back(array + begin);
     targets.push_back(array + begin);
   }
-  join_(sources, targets, std::min(piece_bytes_, bytes_ - begin));
+  join_(sources, targets, std::min(piece_bytes_, bytes_ - begin), bytes_ >= kStreamBytes);
   shared_.counters.done().fetch_add(1, std::memory_order_acq_rel);
   ++reduced_;
 }

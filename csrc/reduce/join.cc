@@ -14,6 +14,12 @@ namespace {
 // bytes they cost as much, and calling the kernels shows.
 constexpr size_t kBlockBytes = 512;
 
+// In streams, what is written where it was read is fetched so far ahead. Processors do so
+// themselves, but to read, and only to the end of a page. Two ranks take 0.87 of the time for 16
+// MiB so, as with 2 KiB; with 8 KiB 0.93. Where the arrays fit in the caches (4 MiB) nothing is
+// gained.
+constexpr size_t kAheadBytes = 4096;
+
 }  // namespace
 
 Join::Join(DType dtype, Reduction reduction, int64_t divisor)
@@ -34,17 +40,24 @@ void Join::operator()(std::span<const std::byte* const> sources,
                       std::span<std::byte* const> targets, size_t bytes, bool streams) const {
   alignas(64) std::byte block[kBlockBytes];
   const DefaultRounding rounding;
+  const auto is_source = [sources](const std::byte* target) {
+    return std::find(sources.begin(), sources.end(), target) != sources.end();
+  };
   for (size_t begin = 0; begin < bytes; begin += kBlockBytes) {
     const size_t part = std::min(kBlockBytes, bytes - begin);
+    const size_t ahead = begin + kAheadBytes;
+    for (std::byte* const target : targets) {
+      if (streams && ahead + kBlockBytes <= bytes && is_source(target)) {
+        fetch_to_write(target + ahead, kBlockBytes);
+      }
+    }
     if (widening_.widen != nullptr) {
       reduce_widened(block, sources, begin, part);
     } else {
       reduce(block, sources, begin, part);
     }
     for (std::byte* const target : targets) {
-      const bool is_far =
-          streams && std::find(sources.begin(), sources.end(), target) == sources.end();
-      copy_bytes(target + begin, block, part, is_far);
+      copy_bytes(target + begin, block, part, streams && !is_source(target));
     }
   }
   if (streams) stream_fence();

@@ -18,9 +18,10 @@ class Join {
 
   /// targets[t][i] = (sources[0][i] ∘ sources[1][i] ∘ ...) / divisor for all t. A target may be one
   /// of the sources, but not overlap another way. At least one source.
-  /// @param streams  targets that are none of the sources are not read soon (see stream.h); this
-  /// ends with the fence then. Where a source was, its line is in a cache already: written there,
-  /// it costs no more traffic, and less time than past the cache.
+  /// @param streams  the arrays come from memory and are not read soon (see stream.h). Targets that
+  /// are none of the sources are written past the caches then, and this ends with the fence. Those
+  /// that are sources are fetched ahead: where a line has been read, writing it there costs no more
+  /// traffic, and less time than past the cache.
   void operator()(std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
                   size_t bytes, bool streams = false) const;
 

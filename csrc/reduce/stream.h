@@ -14,6 +14,10 @@ void stream_copy(std::byte* into, const std::byte* from, size_t bytes);
 /// stream_copy() or memcpy().
 void copy_bytes(std::byte* into, const std::byte* from, size_t bytes, bool streams);
 
+/// Starts to bring memory into this core's caches as its own, to be read and written. Lines fetched
+/// to be read are asked for a second time when they are written.
+void fetch_to_write(const std::byte* begin, size_t bytes);
+
 /// Orders streamed stores before all later ones.
 void stream_fence();
 
