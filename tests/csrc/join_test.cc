@@ -2,6 +2,7 @@
 
 #include "reduce/join.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -51,6 +52,10 @@ void test_join_is_the_kernels_in_order() {
           }
           std::vector<std::byte> elsewhere(bytes + 8);
           targets.push_back(elsewhere.data() + 8);
+          if (count == 64) std::reverse(targets.begin(), targets.end());
+          const bool is_first_kept = count == 1000;
+          if (is_first_kept) targets.erase(targets.begin());
+          const std::vector<std::byte> first = arrays[0];
           std::vector<std::byte> expected(sources[0], sources[0] + bytes);
           for (size_t i = 1; i < sources_count; ++i) {
             if (i + 1 < sources_count) {
@@ -65,6 +70,7 @@ void test_join_is_the_kernels_in_order() {
           for (std::byte* const target : targets) {
             CHECK(std::memcmp(target, expected.data(), bytes) == 0);
           }
+          CHECK(!is_first_kept || arrays[0] == first);
         }
       }
     }
@@ -75,16 +81,17 @@ void test_join_is_the_kernels_in_order() {
 void test_join_rounds_once() {
   constexpr uint16_t kOne = 0x3f80;
   constexpr uint16_t kTiny = 0x3a80;  // 2^-10: half of the last bit of 1 is 2^-9
-  for (const bool streams : {false, true}) {
+  for (const bool in_place : {false, true}) {
     std::vector<uint16_t> ones(300, kOne);
     std::vector<uint16_t> tinies(300, kTiny);
     const auto* one = reinterpret_cast<const std::byte*>(ones.data());
     const auto* tiny = reinterpret_cast<const std::byte*>(tinies.data());
     std::vector<const std::byte*> sources(9, tiny);
     sources[0] = one;
-    std::vector<uint16_t> result(300);
+    std::vector<uint16_t> elsewhere(300);
+    std::vector<uint16_t>& result = in_place ? ones : elsewhere;
     std::byte* const target = reinterpret_cast<std::byte*>(result.data());
-    Join(DType::kBFloat16, Reduction::kSum, 9)(sources, {&target, 1}, 600, streams);
+    Join(DType::kBFloat16, Reduction::kSum, 9)(sources, {&target, 1}, 600, !in_place);
     CHECK_EQ(result[0], 0x3f81);  // 1 + 8 * 2^-10 = 1 + 2^-7
     CHECK_EQ(result[299], 0x3f81);
   }
