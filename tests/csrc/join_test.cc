@@ -39,7 +39,9 @@ void test_join_is_the_kernels_in_order() {
       const auto reduction = static_cast<Reduction>(r);
       const Kernels kernels = find_kernels(dtype, reduction);
       for (const size_t count : {1, 3, 64, 1000, 5001}) {
-        for (const size_t sources_count : {1, 2, 3, 5}) {
+        for (const size_t how : {2, 3, 4, 5, 6, 7, 10, 11}) {
+          const size_t sources_count = how / 2;
+          const bool streams = how % 2 == 1;
           const size_t bytes = count * item_bytes(dtype);
           std::vector<std::vector<std::byte>> arrays(sources_count,
                                                      std::vector<std::byte>(bytes + 8));
@@ -66,7 +68,7 @@ void test_join_is_the_kernels_in_order() {
             }
           }
           const Join join(dtype, reduction, static_cast<int64_t>(sources_count));
-          join(sources, targets, bytes, (count + sources_count) % 2 == 0);
+          join(sources, targets, bytes, streams);
           for (std::byte* const target : targets) {
             CHECK(std::memcmp(target, expected.data(), bytes) == 0);
           }
@@ -81,19 +83,20 @@ void test_join_is_the_kernels_in_order() {
 void test_join_rounds_once() {
   constexpr uint16_t kOne = 0x3f80;
   constexpr uint16_t kTiny = 0x3a80;  // 2^-10: half of the last bit of 1 is 2^-9
-  for (const bool in_place : {false, true}) {
-    std::vector<uint16_t> ones(300, kOne);
-    std::vector<uint16_t> tinies(300, kTiny);
+  for (const int how : {0, 1, 2, 3}) {
+    const bool in_place = how / 2 == 1;
+    std::vector<uint16_t> ones(700, kOne);  // more than one block
+    std::vector<uint16_t> tinies(700, kTiny);
     const auto* one = reinterpret_cast<const std::byte*>(ones.data());
     const auto* tiny = reinterpret_cast<const std::byte*>(tinies.data());
     std::vector<const std::byte*> sources(9, tiny);
     sources[0] = one;
-    std::vector<uint16_t> elsewhere(300);
+    std::vector<uint16_t> elsewhere(700);
     std::vector<uint16_t>& result = in_place ? ones : elsewhere;
     std::byte* const target = reinterpret_cast<std::byte*>(result.data());
-    Join(DType::kBFloat16, Reduction::kSum, 9)(sources, {&target, 1}, 600, !in_place);
+    Join(DType::kBFloat16, Reduction::kSum, 9)(sources, {&target, 1}, 1400, how % 2 == 1);
     CHECK_EQ(result[0], 0x3f81);  // 1 + 8 * 2^-10 = 1 + 2^-7
-    CHECK_EQ(result[299], 0x3f81);
+    CHECK_EQ(result[699], 0x3f81);
   }
   for (int bits = 0; bits < 0x10000; ++bits) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
