@@ -43,8 +43,8 @@ Join::Join(DType dtype, CustomKernel kernel)
 void Join::operator()(std::span<const std::byte* const> sources,
                       std::span<std::byte* const> targets, size_t bytes, bool streams) const {
   alignas(64) std::byte elsewhere[kBlockBytes];
-  const bool are_few = sources.size() <= 2;
-  const size_t block_bytes = are_few ? kBlockBytes : kBlockBytes / 2;
+  const size_t block_bytes = sources.size() > 2 ? kBlockBytes / 2 : kBlockBytes;
+  const bool fetches = streams && sources.size() <= 2;
   const DefaultRounding rounding;
   const auto is_source = [sources](const std::byte* target) {
     return std::find(sources.begin(), sources.end(), target) != sources.end();
@@ -54,7 +54,7 @@ void Join::operator()(std::span<const std::byte* const> sources,
     const size_t part = std::min(block_bytes, bytes - begin);
     const size_t ahead = begin + kAheadBytes;
     for (std::byte* const target : targets) {
-      if (streams && are_few && ahead + block_bytes <= bytes && is_source(target)) {
+      if (fetches && ahead + block_bytes <= bytes && is_source(target)) {
         fetch_to_write(target + ahead, block_bytes);
       }
     }

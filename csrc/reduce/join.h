@@ -20,8 +20,8 @@ class Join {
   /// of the sources, but not overlap another way. At least one source.
   /// @param streams  the arrays come from memory and are not read soon (see stream.h). Targets that
   /// are none of the sources are written past the caches then, and this ends with the fence. Those
-  /// that are sources are fetched ahead: where a line has been read, writing it there costs no more
-  /// traffic, and less time than past the cache.
+  /// that are sources are written where they were read: that costs no more traffic, and less time
+  /// than past the cache. Of two arrays they are fetched ahead.
   void operator()(std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
                   size_t bytes, bool streams = false) const;
 
