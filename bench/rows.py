@@ -83,7 +83,12 @@ MEASUREMENTS = (
     ),
     Measurement("allreduce-4", (*CROWDED, "--ranks", "4"), ("--rounds", "2")),
     Measurement("allreduce-8", (*CROWDED, "--ranks", "8"), ("--rounds", "2")),
-    Measurement("links", ("bench/links.py",), ("--seconds", "5"), needs_root=True),
+    Measurement(  # at 64 MiB, 30 seconds would be five runs
+        "links",
+        ("bench/links.py", "--seconds", "120"),
+        ("--seconds", "5"),
+        needs_root=True,
+    ),
     Measurement(
         "lanes",
         ("bench/links.py", "--hosts", "2", "--ranks-per-host", "2", "--mib", "16", "64"),
