@@ -8,9 +8,9 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from ringdl import _engine, _timeline
+from ringdl import _children, _engine, _timeline
 from ringdl._communicator import Communicator, Shared
 from ringdl._engine import Algorithm
 from ringdl._errors import Error, RankFailedError, UsageError
@@ -35,6 +35,10 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     Without an argument: all ranks that the launcher (mpirun, srun) started, or this process alone
     if there is none. MPI is loaded only if a launcher or a communicator is there.
 
+    A child of a rank is no rank. Where multiprocessing imports the script in a child (spawn and
+    forkserver do), a call at its top returns what answers `rank`, `size` and the like as the parent
+    does and refuses all else; any other call in a child is refused.
+
     Args:
         comm: an mpi4py communicator, which is duplicated; default MPI.COMM_WORLD.
         tuning: what algorithms are chosen by: a `Tuning`, its JSON, or a file with it; rank 0's
@@ -45,13 +49,19 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         The default communicator.
 
     Raises:
-        UsageError: the launcher does not belong to the MPI library, there is no usable one, or a
-            setting cannot be followed.
+        UsageError: the launcher does not belong to the MPI library, there is no usable one, a
+            setting cannot be followed, or this process is a child of a rank.
     """
     global _default
     if _default is not None:
         return _default
     launcher = detect(os.environ)
+    if launcher is not None:
+        parent = _children.find_parent(os.environ)
+        if parent is not None:
+            _default = cast("Communicator", _children.stand_in(parent))
+            return _default
+        _children.mark(os.environ)
     settings = read_settings(os.environ)
     if comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
         alone = Communicator(_engine.alone(), settings=settings)
@@ -61,6 +71,8 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         _default = alone
     else:
         _default = _init_over_mpi(launcher, comm, settings, tuning)
+    if launcher is not None:
+        _children.mark(os.environ, _default)
     _engine.set_default(_default._engine, _default._finish_allreduce)
     return _default
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl import _engine
+from ringdl import _children, _engine
 from ringdl._arrays import Operand
 from ringdl._cores import read_cores
 from ringdl._engine import Reduction
@@ -270,8 +270,9 @@ def communicator_of(ranks: list[int]) -> Any:
     """An mpi4py communicator of some ranks of MPI.COMM_WORLD, which call this alone.
 
     Raises:
-        UsageError: this rank is not one of them.
+        UsageError: this rank is not one of them, or is a child of one.
     """
+    _children.refuse(_children.find_parent(os.environ))
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

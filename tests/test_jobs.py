@@ -330,6 +330,40 @@ def test_forked_children_are_refused(mpi_python: str, tmp_path: Path) -> None:
     assert ended.output.splitlines() == [expected] * 2, ended.text
 
 
+def test_children_cannot_be_ranks(mpi_python: str, tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, 2, "children.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.splitlines() == ["accepted: {}"] * 2, ended.text
+
+
+def test_children_that_import_a_script_with_init_at_its_top(
+    mpi_python: str, tmp_path: Path
+) -> None:
+    ended = run_ranks(mpi_python, 2, "imported.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    expected = "children answer, ranks add up to [2.0, 2.0, 2.0]"
+    assert ended.output.splitlines() == [expected] * 2, ended.text
+
+
+def test_a_rank_may_start_a_job_of_its_own(mpi_python: str, tmp_path: Path) -> None:
+    mpirun = mpirun_of(mpi_python)
+    ended = run_ranks(mpi_python, 2, "children.py", "nested", mpirun, folder=tmp_path)
+    assert ended.code == 0, ended.text
+    said = sorted(ended.output.splitlines())
+    hello = [f"rank {rank} of 2: [3, 3, 3]" for rank in range(2)]
+    assert said == ["outer ranks have met"] * 2 + hello, ended.text
+
+
+def test_what_a_launcher_starts_may_start_the_rank(mpi_python: str, tmp_path: Path) -> None:
+    """A wrapper that is no rank itself, here in Python."""
+    wrapper = "import subprocess, sys; subprocess.run(sys.argv[1:], close_fds=False, check=True)"
+    hello = [mpi_python, str(JOBS / "hello.py")]
+    command = [mpirun_of(mpi_python), "-n", "2", mpi_python, "-c", wrapper, *hello]
+    ended = run_job(command, tmp_path)
+    assert ended.code == 0, ended.text
+    assert sorted(ended.output.splitlines()) == [f"rank {r} of 2: [3, 3, 3]" for r in range(2)]
+
+
 def test_one_thread_may_call_below_thread_multiple(mpi_python: str, tmp_path: Path) -> None:
     ended = run_ranks(mpi_python, 3, "funneled.py", folder=tmp_path)
     assert ended.code == 0, ended.text
