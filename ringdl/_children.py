@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ringdl._errors import UsageError
-
-VARIABLE = "RINGDL_RANK_PROCESS"
-"""The mark: a process, when it started, a digest of its launcher's variables, and its place."""
+from ringdl._settings import RANK_PROCESS
 
 _GIVEN_BY_LAUNCHERS = (
     *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_ess_base_jobid"),
@@ -73,6 +71,9 @@ class Child:
 def mark(environ: MutableMapping[str, str], communicator: Any = None) -> None:
     """Mark this process as a rank.
 
+    The mark is its process, when that started, a digest of what its launcher gave it, and its
+    place.
+
     Args:
         environ: `os.environ`, which children inherit.
         communicator: the one of all ranks, once it is there.
@@ -80,13 +81,13 @@ def mark(environ: MutableMapping[str, str], communicator: Any = None) -> None:
     process = os.getpid()
     place = () if communicator is None else (getattr(communicator, name) for name in _PLACE)
     words = (process, _start_of(process), _digest(environ), *place)
-    environ[VARIABLE] = " ".join(map(str, words))
+    environ[RANK_PROCESS] = " ".join(map(str, words))
 
 
 def find_parent(environ: Mapping[str, str]) -> Parent | None:
     """The rank that has started this process, if one has and no launcher since."""
     try:
-        process, start, digest, *place = environ.get(VARIABLE, "").split()
+        process, start, digest, *place = environ.get(RANK_PROCESS, "").split()
         parent = Parent(int(process), tuple(map(int, place)))
     except ValueError:
         return None

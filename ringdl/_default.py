@@ -15,7 +15,7 @@ from ringdl._communicator import Communicator, Shared
 from ringdl._engine import Algorithm
 from ringdl._errors import Error, RankFailedError, UsageError
 from ringdl._launch import Launcher, detect
-from ringdl._settings import Settings, read_settings
+from ringdl._settings import Settings, read_settings, warn_of_unknown
 from ringdl._tuning import Tuning, find_tuning, topology
 from ringdl._window import share_memory
 
@@ -63,6 +63,8 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
             return _default
         _children.mark(os.environ)
     settings = read_settings(os.environ)
+    if launcher is None or launcher.rank == 0:
+        warn_of_unknown(os.environ)
     if comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
         alone = Communicator(_engine.alone(), settings=settings)
         _tune(alone, settings, tuning)

@@ -1,49 +1,173 @@
-"""Every environment variable that ringdl reads, in one place.
+"""Every environment variable that ringdl reads, in one place; docs/settings.md is made of it.
 
 What all ranks must agree on is read on rank 0 and broadcast by ``init()``: launchers do not forward
-the environment everywhere.
+the environment everywhere. A new setting is a new field of `Settings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from ringdl._errors import UsageError
 
 ALGORITHMS = ("ring", "doubling", "direct", "hierarchical")
 """What RINGDL_ALGORITHM may say. MPI's own allreduce is not for all calls: it must be alone."""
 
+RANK_PROCESS = "RINGDL_RANK_PROCESS"
+"""By which a rank's children are told (`ringdl._children`)."""
+
+_TESTS = "RINGDL_TEST_"
+"""What variables of the tests begin with."""
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True} | {
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a variable may say.
+
+    Attributes:
+        expected: that, as an error and the documentation say it.
+        parse: makes a value of the text; raises KeyError or ValueError if it means none.
+    """
+
+    expected: str
+    parse: Callable[[str], Any]
+
+
+def _within(
+    kind: Callable[[str], float], is_right: Callable[[float], bool]
+) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not is_right(value):
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+_ANY = Values("", str)
+_SECONDS = Values("a positive number", _within(float, lambda value: value > 0))
+_SECONDS_OR_0 = Values("a positive number or 0", _within(float, lambda value: value >= 0))
+_SEGMENT = Values(
+    "a whole number from 1 to 2^30", _within(int, lambda value: 1 <= value <= 1 << 30)
+)
+_BOOLEAN = Values("0 or 1", lambda text: _SWITCH[text.lower()])
+_ALGORITHM = Values(
+    f"one of {', '.join(ALGORITHMS)}", {name: name for name in ALGORITHMS}.__getitem__
+)
+
+
+def _setting(variable: str, values: Values, default: Any, unset: str, meaning: str) -> Any:
+    """A field of `Settings`.
+
+    Args:
+        variable: the environment variable.
+        values: what it may say; all but empty, which counts as unset.
+        default: the value if it is unset.
+        unset: what that means, for the documentation.
+        meaning: what the setting does, for the documentation.
+    """
+    about = {"variable": variable, "values": values, "unset": unset, "meaning": meaning}
+    return field(default=default, metadata=about)
+
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be set from outside.
+    """What can be set from outside. What each means is said with it."""
 
-    Attributes:
-        timeout: seconds after which a wait without a timeout of its own raises StallError
-            (RINGDL_TIMEOUT). Ten minutes outlast a slow checkpoint, not a lunch.
-        segment_bytes: what travels and is reduced at once (RINGDL_SEGMENT_BYTES); None: what the
-            tuning table says.
-        watchdog: seconds after which a work in flight, or shutdown(), is told of on stderr, with
-            the ranks that it waits for (RINGDL_WATCHDOG; 0: never).
-        algorithm: what allreduces whose caller names none go by, wherever it is possible
-            (RINGDL_ALGORITHM); None: the fastest by the tuning table.
-        tuning: that table, as a file or as JSON, or "default" (RINGDL_TUNING); None: what
-            `python -m ringdl tune` measured for such ranks here, if it did.
-        shared_memory: whether ranks of one host use one another's memory (RINGDL_SHARED_MEMORY=0:
-            no).
-        debug: whether all ranks that have such a work then print all of theirs (RINGDL_DEBUG=1).
-        timeline: a file for what happens from `init` to `shutdown` (RINGDL_TIMELINE); None: none.
-    """
+    timeout: float = _setting(
+        "RINGDL_TIMEOUT",
+        _SECONDS,
+        600.0,
+        "600: outlasts a slow checkpoint, not a lunch",
+        "Seconds after which a wait without a timeout of its own raises `StallError`.",
+    )
+    watchdog: float = _setting(
+        "RINGDL_WATCHDOG",
+        _SECONDS_OR_0,
+        60.0,
+        "60",
+        "Seconds after which a work in flight, or `shutdown()`, is told of on stderr, with the "
+        "ranks that it waits for; 0: never.",
+    )
+    debug: bool = _setting(
+        "RINGDL_DEBUG",
+        _BOOLEAN,
+        False,
+        "0",
+        "1: when the watchdog tells of a work, all ranks that have it print all of theirs.",
+    )
+    timeline: str | None = _setting(
+        "RINGDL_TIMELINE",
+        _ANY,
+        None,
+        "none",
+        "A file, on rank 0's host, for what happens from `init()` to `shutdown()`, as of "
+        "`start_timeline`.",
+    )
+    algorithm: str | None = _setting(
+        "RINGDL_ALGORITHM",
+        _ALGORITHM,
+        None,
+        "the fastest by the tuning table",
+        "What allreduces whose caller names no algorithm go by, wherever it is possible.",
+    )
+    tuning: str | None = _setting(
+        "RINGDL_TUNING",
+        _ANY,
+        None,
+        "what `python -m ringdl tune` measured for such ranks here, else built-in costs",
+        "The tuning table: a file, JSON, or `default` for the built-in costs.",
+    )
+    segment_bytes: int | None = _setting(
+        "RINGDL_SEGMENT_BYTES",
+        _SEGMENT,
+        None,
+        "what the tuning table says",
+        "How many bytes travel and are reduced at once.",
+    )
+    shared_memory: bool = _setting(
+        "RINGDL_SHARED_MEMORY",
+        _BOOLEAN,
+        True,
+        "1",
+        "0: ranks of one host exchange messages instead of using one another's memory.",
+    )
 
-    timeout: float = 600.0
-    segment_bytes: int | None = None
-    watchdog: float = 60.0
-    algorithm: str | None = None
-    tuning: str | None = None
-    shared_memory: bool = True
-    debug: bool = False
-    timeline: str | None = None
+
+OTHERS = {
+    "OMP_NUM_THREADS": "`init()` warns where a host's ranks have more threads than cores. `run` "
+    "sets it to the cores per rank, `bench` to 1, unless it is set.",
+    "XDG_CACHE_HOME": "`tune` writes to the folder `ringdl` in it, and `init()` reads there; "
+    "default `~/.cache`.",
+    "SLURM_NTASKS": "How many ranks `run` starts without `-n`.",
+    "SLURM_JOB_NUM_NODES, PBS_NODEFILE, LSB_DJOB_HOSTFILE": "Tell `run` that the job may have "
+    "several hosts: it then leaves placement and threads to mpirun.",
+    "PATH": "Where `run` looks for an mpirun, after the MPI library's own folder.",
+    "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, "
+    "OMPI_COMM_WORLD_LOCAL_SIZE, OMPI_MCA_ess, OMPI_MCA_ess_base_jobid": "Open MPI's launcher.",
+    "PMI_RANK, PMI_SIZE, PMI_LOCAL_RANK, PMI_LOCAL_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS, PMI_FD, "
+    "PMI_PORT, PMI_ID, PMI_JOBID, I_MPI_*": "Hydra (MPICH, Intel MPI) and others that speak PMI.",
+    "PALS_APID, PALS_RANKID, PALS_LOCAL_RANKID, PALS_LOCAL_SIZE": "Cray PALS.",
+    "PMIX_RANK, PMIX_NAMESPACE": "Any launcher that speaks PMIx.",
+    "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS, "
+    "SLURM_STEP_NUM_NODES": "srun.",
+    "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT": "Set by importing "
+    "`ringdl.torch.backend` after `init()`, unless they are set, for "
+    "`torch.distributed.init_process_group`.",
+    "GLOO_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` on one host, unless it is set.",
+    RANK_PROCESS: "Set by `init()`, for children of a rank to know that they are none.",
+}
+"""Variables that are not settings of ringdl's, and what ringdl reads or sets them for."""
 
 
 def default_segment_bytes(host_count: int) -> int:
@@ -65,46 +189,50 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     """Read the settings of one process.
 
     Raises:
-        UsageError: a variable holds no positive number, or no algorithm.
+        UsageError: a variable says what it may not.
     """
-    timeout = _positive(environ, "RINGDL_TIMEOUT", float)
-    segment_bytes = _positive(environ, "RINGDL_SEGMENT_BYTES", int)
-    watchdog = _positive(environ, "RINGDL_WATCHDOG", float, or_zero=True)
-    algorithm = environ.get("RINGDL_ALGORITHM") or None
-    if algorithm not in (None, *ALGORITHMS):
-        raise UsageError(
-            f"RINGDL_ALGORITHM={algorithm!r} is not one of {', '.join(ALGORITHMS)}; correct or "
-            "unset it"
-        )
-    return Settings(
-        timeout=Settings.timeout if timeout is None else float(timeout),
-        segment_bytes=None if segment_bytes is None else int(segment_bytes),
-        watchdog=Settings.watchdog if watchdog is None else float(watchdog),
-        algorithm=algorithm,
-        tuning=environ.get("RINGDL_TUNING") or None,
-        shared_memory=environ.get("RINGDL_SHARED_MEMORY", "1") != "0",
-        debug=environ.get("RINGDL_DEBUG", "0") not in ("", "0"),
-        timeline=environ.get("RINGDL_TIMELINE") or None,
-    )
+    found = {}
+    for known in fields(Settings):
+        variable, values = known.metadata["variable"], known.metadata["values"]
+        text = environ.get(variable, "")
+        if not text:
+            continue
+        try:
+            found[known.name] = values.parse(text)
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"{variable}={text!r} is not {values.expected}; correct or unset it"
+            ) from None
+    return Settings(**found)
 
 
-def _positive(
-    environ: Mapping[str, str],
-    name: str,
-    kind: type[int] | type[float],
-    *,
-    or_zero: bool = False,
-) -> float | None:
-    text = environ.get(name)
-    if text is None:
-        return None
-    try:
-        value = kind(text)
-    except ValueError:
-        value = -1
-    if not (value > 0 or (or_zero and value == 0)):
-        raise UsageError(
-            f"{name}={text!r} is not a positive number{' or 0' if or_zero else ''}; correct or "
-            "unset it"
+def warn_of_unknown(environ: Mapping[str, str]) -> None:
+    """Warn of variables that look like settings and are none."""
+    known = {setting.metadata["variable"] for setting in fields(Settings)} | {RANK_PROCESS}
+    for name in sorted(environ):
+        if name in known or not name.startswith("RINGDL_") or name.startswith(_TESTS):
+            continue
+        import difflib
+        import warnings
+
+        near = difflib.get_close_matches(name, known - {RANK_PROCESS}, 1)
+        meant = f" (do you mean {near[0]}?)" if near else ""
+        warnings.warn(
+            f"{name} is no setting of ringdl and changes nothing{meant}; docs/settings.md has all",
+            RuntimeWarning,
+            stacklevel=3,
         )
-    return value
+
+
+def reference() -> str:
+    """The tables of docs/settings.md."""
+    lines = ["| variable | what it says | without it |", "|---|---|---|"]
+    for setting in fields(Settings):
+        about = setting.metadata
+        expected = about["values"].expected
+        says = f"{about['meaning']} {expected.capitalize()}." if expected else about["meaning"]
+        lines.append(f"| `{about['variable']}` | {says} | {about['unset']} |")
+    lines += ["", "| variable | what ringdl has to do with it |", "|---|---|"]
+    for names, meaning in OTHERS.items():
+        lines.append(f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {meaning} |")
+    return "\n".join(lines)

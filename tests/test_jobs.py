@@ -160,6 +160,17 @@ def test_timeline(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     assert sorted(event["pid"] for event in begun) == list(range(ranks))
 
 
+def test_wrong_settings(mpi_python: str, tmp_path: Path) -> None:
+    misspelt = run_ranks(mpi_python, 2, "hello.py", folder=tmp_path, RINGDL_ALGORITM="ring")
+    assert misspelt.code == 0, misspelt.text
+    assert misspelt.errors.count("RuntimeWarning: RINGDL_ALGORITM is no setting") == 1, (
+        misspelt.text
+    )
+    wrong = run_ranks(mpi_python, 2, "hello.py", folder=tmp_path, RINGDL_SHARED_MEMORY="maybe")
+    assert wrong.code != 0, wrong.text
+    assert "UsageError: RINGDL_SHARED_MEMORY='maybe' is not 0 or 1; correct" in wrong.errors
+
+
 @cache
 def mpirun_of(python: str) -> str:
     run = [python, "-m", "ringdl", "run", "-n", "2", "--dry-run", str(JOBS / "hello.py")]

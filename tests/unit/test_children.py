@@ -8,6 +8,7 @@ import pytest
 
 from ringdl import _children
 from ringdl._errors import UsageError
+from ringdl._settings import RANK_PROCESS
 
 OPEN_MPI = {"PMIX_NAMESPACE": "prterun-vm-42@1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_RANK": "1"}
 LOOK = (
@@ -63,9 +64,9 @@ def test_variables_that_a_rank_sets_do_not_count() -> None:
 
 @pytest.mark.parametrize("mark", ["", "x", "1", "{pid} 1 {digest}", "999999999 {start} {digest}"])
 def test_no_mark_or_that_of_a_process_which_has_ended(mark: str) -> None:
-    process, start, digest = marked(OPEN_MPI, None)[_children.VARIABLE].split()
+    process, start, digest = marked(OPEN_MPI, None)[RANK_PROCESS].split()
     text = mark.format(pid=process, start=start, digest=digest)
-    assert seen_by_a_child(OPEN_MPI | {_children.VARIABLE: text}) == "None None"
+    assert seen_by_a_child(OPEN_MPI | {RANK_PROCESS: text}) == "None None"
 
 
 def test_only_an_import_by_multiprocessing_gets_something(monkeypatch: pytest.MonkeyPatch) -> None:
