@@ -86,6 +86,7 @@ test-install: $(STAMPS)/python
 	@rm -rf build/install && $(PYTHON) -m venv build/install
 	@build/install/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt .
 	@cd build && install/bin/python -c "import ringdl; ringdl.init(); assert ringdl.size() == 1"
+	@cd build && install/bin/ringdl --version
 
 lint: $(STAMPS)/lint $(STAMPS)/test
 	$(call say,checking style and types)

@@ -4,6 +4,15 @@ Start a script with ``mpirun`` (or ``python -m ringdl run``), call `init`, and a
 `allreduce`, with `Buckets`, or by wrapping the optimizer: see ``ringdl.torch``.
 """
 
+try:
+    from ringdl._engine import Reduction
+except ModuleNotFoundError:
+    raise ImportError(
+        f"{__path__[0]} has ringdl's sources without the compiled engine: unless ringdl is "
+        "installed already, run `pip install .` in the folder above; then start Python in another "
+        "folder, where it finds the installed one"
+    ) from None
+
 from ringdl._adasum import Adasum, AdasumOp
 from ringdl._buckets import Buckets
 from ringdl._communicator import Communicator
@@ -57,7 +66,6 @@ from ringdl._default import (
     stats,
     stop_timeline,
 )
-from ringdl._engine import Reduction
 from ringdl._errors import Error, MismatchError, RankFailedError, StallError, UsageError
 from ringdl._metrics import average_metrics
 from ringdl._tuning import Tuning

@@ -14,10 +14,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ringdl import _cores, _launch, _mpirun
 from ringdl._version import __version__
+
+if TYPE_CHECKING:
+    from ringdl import _tuning
 
 Verdict = Literal["ok", "note", "wrong"]
 
@@ -31,7 +34,9 @@ if world.rank == 0:
     print("ringdl:", json.dumps([world.size, total, local, MPI.Query_thread()]), flush=True)
 """
 
-_THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+_INSTALL_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
+THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,44 @@ def examine(trial: bool = True) -> list[Check]:
         check_python(sys.version_info[:3]),
         check_engine(),
         check_launcher(launcher),
-        check_cores(cores),
+        check_cores(cores, is_launched=launcher is not None),
         check_threads(cores, os.environ),
         check_shared_memory(),
         *check_mpi(trial and launcher is None, cores),
         check_tuning(cores, os.environ),
         check_torch(),
-        Check("CUDA", "note", "not used: gradients on a GPU travel through host memory"),
+        Check("CUDA", "note", "not supported: arrays on a GPU are refused, train on the CPU"),
     ]
+
+
+def merge(checks_of_ranks: Sequence[Sequence[Check]]) -> list[Check]:
+    """The checks of all ranks as one list: what differs among ranks says whose it is.
+
+    Args:
+        checks_of_ranks: by rank; a rank may lack some.
+    """
+    found: dict[str, dict[tuple[Verdict, str], list[int]]] = {}
+    for rank, checks in enumerate(checks_of_ranks):
+        for check in checks:
+            same = found.setdefault(check.name, {})
+            same.setdefault((check.verdict, check.text), []).append(rank)
+    merged = []
+    for name, groups in found.items():
+        for (verdict, text), ranks in groups.items():
+            whose = "" if len(ranks) == len(checks_of_ranks) else f"{_name_ranks(ranks)}: "
+            merged.append(Check(name, verdict, whose + text))
+    return merged
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join('-'.join(map(str, run)) for run in runs)}"
 
 
 def is_usable(checks: Sequence[Check]) -> bool:
@@ -115,19 +150,26 @@ def check_launcher(launcher: _launch.Launcher | None) -> Check:
             "ok",
             "none: alone, size is 1; `python -m ringdl run -n 2 train.py` starts two",
         )
-    return Check("launcher", "ok", f"{launcher} started this process")
+    size = "an unknown number of" if launcher.size is None else launcher.size
+    return Check("launcher", "ok", f"{launcher.name} started {size} ranks")
 
 
-def check_cores(cores: _cores.Cores) -> Check:
-    """How many ranks can run at once."""
-    text = f"{cores.cores} cores ({cores.cpus} of the machine's {cores.online} CPUs are allowed)"
+def check_cores(cores: _cores.Cores, is_launched: bool = False) -> Check:
+    """How many ranks can run at once; of a rank, what it may use."""
+    text = f"{_count(cores.cores, 'core')} ({cores.cpus} of the machine's {cores.online} CPUs)"
+    if is_launched:
+        return Check("cores", "ok", f"each rank may use {text}")
     if cores.quota is not None and cores.quota < cores.cores:
         return Check(
             "cores",
             "note",
             f"{text}, but the CPU quota is {cores.quota:g}: no more ranks than that",
         )
-    return Check("cores", "ok", f"{text}: up to {cores.usable} ranks on this host")
+    return Check("cores", "ok", f"{text}: up to {_count(cores.usable, 'rank')} on this host")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def check_threads(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
@@ -137,7 +179,9 @@ def check_threads(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
         return Check("threads", "ok", "OMP_NUM_THREADS is not set; `run` sets it to cores per rank")
     if int(text) > cores.usable:
         return Check(
-            "threads", "note", f"OMP_NUM_THREADS={text}, more than {cores.usable} cores: slow"
+            "threads",
+            "note",
+            f"OMP_NUM_THREADS={text}, more than {_count(cores.usable, 'core')}: slow",
         )
     return Check("threads", "ok", f"OMP_NUM_THREADS={text}")
 
@@ -155,7 +199,8 @@ def check_shared_memory(path: str = "/dev/shm") -> Check:
     except OSError:
         return Check("shared memory", "note", f"{own}; there is no {path}: MPI may be slow")
     free_mib = info.f_bavail * info.f_frsize >> 20
-    text = f"{own}; {free_mib} MiB free in {path}"
+    free = f"{free_mib} MiB" if free_mib < 1024 else f"{free_mib >> 10} GiB"
+    text = f"{own}; {free} free in {path}"
     if free_mib < 128:
         return Check(
             "shared memory", "note", f"{text}: enough for ringdl, MPI itself may want more"
@@ -183,13 +228,27 @@ def check_tuning(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
         tuning = _tuning.find_tuning(settings.tuning, vendor, hosts)
     except UsageError as error:
         return Check("tuning", "wrong", str(error))
-    text = f"{_tuning.topology(hosts)} ranks on this host: {_tuning.summary(tuning, hosts)}"
-    if settings.algorithm is not None:
-        text = f"RINGDL_ALGORITHM={settings.algorithm} wherever it is possible; else {text}"
-    text += f"; from {tuning.source}, hash {tuning.hash}"
+    check = describe_tuning(tuning, hosts, settings.algorithm)
     if settings.tuning is None and tuning.source == _tuning.DEFAULTS:
-        text += f"; `mpirun -n {len(hosts)} python -m ringdl tune` measures instead"
-    return Check("tuning", "ok", text)
+        advice = f"`mpirun -n {len(hosts)} python -m ringdl tune` measures instead"
+        check = Check(check.name, check.verdict, f"{check.text}; {advice}")
+    return check
+
+
+def describe_tuning(tuning: _tuning.Tuning, hosts: Sequence[int], algorithm: str | None) -> Check:
+    """What allreduces of such ranks go by.
+
+    Args:
+        tuning: the table.
+        hosts: the number of each rank's host; without shared memory, as many as ranks.
+        algorithm: RINGDL_ALGORITHM.
+    """
+    from ringdl import _tuning
+
+    text = f"{_tuning.topology(hosts)} ranks: {_tuning.summary(tuning, hosts)}"
+    if algorithm is not None:
+        text = f"RINGDL_ALGORITHM={algorithm} wherever it is possible; else {text}"
+    return Check("tuning", "ok", f"{text}; from {tuning.source}, hash {tuning.hash}")
 
 
 def check_mpi(trial: bool, cores: _cores.Cores) -> list[Check]:
@@ -259,8 +318,8 @@ def judge_trial(code: int, out: str, err: str) -> Check:
     size, total, local, level = json.loads(answers[0].removeprefix("ringdl:"))
     if (size, total) != (2, 3):
         return Check("two ranks", "wrong", f"see a size of {size}: mpirun is of another MPI")
-    text = f"started and added up, {local} on this host, threads {_THREAD_LEVELS[level]}"
-    if level < len(_THREAD_LEVELS) - 1:
+    text = f"started and added up, {local} on this host, threads {THREAD_LEVELS[level]}"
+    if level < len(THREAD_LEVELS) - 1:
         return Check("two ranks", "note", f"{text}: no progress in the background between hosts")
     return Check("two ranks", "ok", text)
 
@@ -271,6 +330,8 @@ def check_torch() -> Check:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return Check(
-            "PyTorch", "note", "not installed; ringdl.torch needs it: `pip install ringdl[torch]`"
+            "PyTorch",
+            "note",
+            f"not installed, and ringdl.torch needs it: `{_INSTALL_TORCH}` gets its CPU build",
         )
     return Check("PyTorch", "ok", version)

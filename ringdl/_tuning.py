@@ -235,10 +235,17 @@ def summary(tuning: Tuning, hosts: Sequence[int]) -> str:
     for size in (1 << bits for bits in range(8, 31)):
         chosen = tuning.choose(size, hosts)
         if before not in ("", chosen):
-            kib = size >> 11
-            parts.append(f"{before} up to {f'{kib} KiB' if kib < 1024 else f'{kib >> 10} MiB'}")
+            parts.append(f"{before} up to {_size(size >> 1)}")
         before = chosen
     return ", ".join([*parts, f"{before} above" if parts else before])
+
+
+def _size(byte_count: int) -> str:
+    """Of a power of two: ``256 B``, ``4 KiB``, ``1 MiB``."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if byte_count >= unit:
+            return f"{byte_count // unit} {name}"
+    return f"{byte_count} B"
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``python -m ringdl run | doctor | bench | tune``."""
+"""The command line: ``python -m ringdl run | doctor | bench | tune``, or ``ringdl`` for short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ringdl._version import __version__
 _EXAMPLES = """\
 examples:
   python -m ringdl run -n 2 train.py --epochs 3
-  python -m ringdl run train.py                            one rank per core
   python -m ringdl run -n 8 --hostfile hosts -- train.py   mpirun's own options end with --
   python -m ringdl doctor                                  what is here, and is it usable?
   mpirun -n 2 python -m ringdl bench allreduce             how fast is it here?
@@ -24,16 +23,16 @@ examples:
 """
 
 _RUN_USAGE = (
-    "python -m ringdl run [-n N] [--mpirun PATH] [--dry-run] [mpirun options --]"
+    "python -m ringdl run -n N [--mpirun PATH] [--dry-run] [mpirun options --]"
     " (script.py | -m module) [arguments]"
 )
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand.
 
     Args:
-        arguments: the words after ``python -m ringdl``.
+        arguments: the words after ``python -m ringdl``; by default those of this process.
 
     Returns:
         The exit code: 0, 1 if the doctor found no usable set-up or the benchmark a wrong result,
@@ -54,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     commands.add_parser("doctor", help="say what was found and what it means", add_help=False)
     commands.add_parser("bench", help="measure a collective", add_help=False)
     commands.add_parser("tune", help="measure what allreduces cost and keep it", add_help=False)
+    arguments = sys.argv[1:] if arguments is None else arguments
     known, rest = parser.parse_args(arguments[:1]), list(arguments[1:])
     try:
         return _COMMANDS[known.command](rest)
@@ -66,25 +66,12 @@ def split_run(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]
     """Split the arguments of ``run`` into its own options, mpirun's options, and the program.
 
     Its own options come first. What follows is the program, unless it begins with another option:
-    then mpirun's options last until ``--``.
+    then mpirun's options last until ``--``, and may have options of ``run`` among them.
 
     Raises:
         LaunchError: if mpirun's options do not end.
     """
-    own: list[str] = []
-    rest = list(arguments)
-    while rest:
-        word = rest[0]
-        if word in ("-n", "-np", "--np", "--mpirun"):
-            own += ["--mpirun" if word == "--mpirun" else "-n", *rest[1:2]]
-            del rest[:2]
-        elif word in ("--dry-run", "-h", "--help") or re.fullmatch(
-            r"(-n|--np=)\d+|--mpirun=.+", word
-        ):
-            own.append(word.replace("--np=", "-n"))
-            del rest[0]
-        else:
-            break
+    own, rest = _take_own(list(arguments))
     if not rest or rest[0] == "-m" or not rest[0].startswith("-"):
         return own, [], rest
     if "--" not in rest:
@@ -92,7 +79,31 @@ def split_run(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]
             f"{rest[0]} is taken as an option of mpirun; end these with --, as in `{_RUN_USAGE}`"
         )
     end = rest.index("--")
-    return own, rest[:end], rest[end + 1 :]
+    options: list[str] = []
+    left = rest[:end]
+    while left:
+        options.append(left.pop(0))
+        more, left = _take_own(left)
+        own += more
+    return own, options, rest[end + 1 :]
+
+
+def _take_own(words: list[str]) -> tuple[list[str], list[str]]:
+    """The options of ``run`` that ``words`` begin with, and what is left."""
+    own: list[str] = []
+    while words:
+        word = words[0]
+        if word in ("-n", "-np", "--np", "--mpirun"):
+            own += ["--mpirun" if word == "--mpirun" else "-n", *words[1:2]]
+            words = words[2:]
+        elif word in ("--dry-run", "-h", "--help") or re.fullmatch(
+            r"(-n|--np=)\d+|--mpirun=.+", word
+        ):
+            own.append(word.replace("--np=", "-n"))
+            words = words[1:]
+        else:
+            break
+    return own, words
 
 
 def _run(arguments: list[str]) -> int:
@@ -103,7 +114,9 @@ def _run(arguments: list[str]) -> int:
         description="Start a Python script on N ranks, by the mpirun of the MPI that mpi4py loads.",
         epilog="Placement options of yours replace ringdl's own.",
     )
-    parser.add_argument("-n", type=int, metavar="N", help="number of ranks (default: cores)")
+    parser.add_argument(
+        "-n", type=int, metavar="N", help="number of ranks (in a Slurm job: SLURM_NTASKS)"
+    )
     parser.add_argument("--mpirun", metavar="PATH", help="use this mpirun; it must match")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     chosen = parser.parse_args(own)
@@ -116,7 +129,7 @@ def _run(arguments: list[str]) -> int:
             " start the script directly, without `python -m ringdl run`"
         )
     cores = _cores.read_cores()
-    ranks = _default_ranks(cores) if chosen.n is None else chosen.n
+    ranks = _ranks_of_job(cores) if chosen.n is None else chosen.n
     if ranks < 1:
         raise _mpirun.LaunchError(f"-n {ranks}: at least one rank is needed")
     library = _mpirun.find_library()
@@ -145,9 +158,20 @@ def _check_program(program: list[str]) -> None:
         raise _mpirun.LaunchError(f"there is no script {program[0]} in {Path.cwd()}")
 
 
-def _default_ranks(cores: _cores.Cores) -> int:
+def _ranks_of_job(cores: _cores.Cores) -> int:
+    """How many ranks a Slurm job was asked for.
+
+    Raises:
+        LaunchError: no number was. A rank per core would be a guess: with a rank's own threads,
+            or several hosts, it is wrong.
+    """
     tasks = os.environ.get("SLURM_NTASKS", "")
-    return int(tasks) if tasks.isdigit() else cores.usable
+    if not tasks.isdigit():
+        raise _mpirun.LaunchError(
+            f"-n is missing: say how many ranks; -n {cores.usable} is one per core of this host"
+        )
+    print(f"ringdl: -n {tasks}, from SLURM_NTASKS", file=sys.stderr)
+    return int(tasks)
 
 
 def _doctor_command(arguments: list[str]) -> int:
@@ -156,7 +180,16 @@ def _doctor_command(arguments: list[str]) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="do not start two ranks as a trial")
     chosen = parser.parse_args(arguments)
-    checks = _doctor.examine(trial=not chosen.quick)
+    launcher = _launch.detect(os.environ)
+    if launcher is None or launcher.size == 1:
+        checks = _doctor.examine(trial=not chosen.quick)
+    else:
+        from ringdl import _doctor_ranks
+
+        of_all = _doctor_ranks.examine(launcher)
+        if of_all is None:
+            return 0
+        checks = of_all
     print(_doctor.report(checks))
     return 0 if _doctor.is_usable(checks) else 1
 

@@ -274,6 +274,18 @@ def test_plain_mpirun_starts_ranks(mpi_python: str, tmp_path: Path) -> None:
     assert sorted(ended.output.splitlines()) == [f"rank {r} of 3: [6, 6, 6]" for r in range(3)]
 
 
+def test_the_doctor_of_several_ranks_reports_once(mpi_python: str, tmp_path: Path) -> None:
+    run = [mpi_python, "-m", "ringdl", "run", "-n", "3", "-m", "ringdl", "doctor"]
+    ended = run_job(run, tmp_path)
+    assert ended.code == 0, ended.text
+    lines = ended.output.splitlines()
+    assert lines[-1] == "ringdl can be used here", ended.text
+    assert len(lines) == len({line[7:20] for line in lines}), ended.text
+    assert "started 3 ranks" in ended.output
+    assert "3 on one host have found each other; those of a host share memory" in ended.output
+    assert "each rank may use" in ended.output
+
+
 @pytest.mark.parametrize(("python", "other"), list(permutations(PYTHONS.values(), 2)))
 def test_the_wrong_mpirun_is_named(python: str, other: str, tmp_path: Path) -> None:
     if vendor_of(python) == vendor_of(other):
@@ -287,6 +299,10 @@ def test_the_wrong_mpirun_is_named(python: str, other: str, tmp_path: Path) -> N
         rf" library of {vendor_of(python)}.*: the two do not belong together",
         ended.errors,
     ), ended.text
+    ended = run_job([*command[:3], python, "-m", "ringdl", "doctor"], tmp_path)
+    assert ended.code != 0, ended.text
+    said = re.findall(r"wrong  ranks .* the two do not belong together", ended.output)
+    assert len(said) == 1, ended.text
 
 
 def test_a_launcher_without_mpi4py_is_an_error(mpi_python: str, tmp_path: Path) -> None:

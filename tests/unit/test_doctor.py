@@ -1,10 +1,11 @@
 """The doctor's verdicts."""
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 
-from ringdl import _cores, _doctor, _launch, _mpirun, cli
+from ringdl import _cores, _doctor, _doctor_ranks, _launch, _mpirun, cli
 from ringdl._doctor import Check
 
 TWO = _cores.Cores(cpus=2, cores=2, online=2)
@@ -17,7 +18,8 @@ def test_python() -> None:
 
 def test_launcher() -> None:
     assert "size is 1" in _doctor.check_launcher(None).text
-    assert "Hydra (rank 1 of 2)" in _doctor.check_launcher(_launch.Launcher("Hydra", 1, 2)).text
+    launched = _doctor.check_launcher(_launch.Launcher("Hydra", 1, 2))
+    assert launched.text == "Hydra started 2 ranks"  # the same on all ranks
 
 
 def test_cores() -> None:
@@ -25,6 +27,13 @@ def test_cores() -> None:
     limited = _doctor.check_cores(_cores.Cores(cpus=8, cores=8, online=8, quota=1.5))
     assert limited.verdict == "note"
     assert "quota is 1.5" in limited.text
+    one = _cores.Cores(cpus=1, cores=1, online=2)
+    assert _doctor.check_cores(one).text == (
+        "1 core (1 of the machine's 2 CPUs): up to 1 rank on this host"
+    )
+    assert _doctor.check_cores(one, is_launched=True).text == (
+        "each rank may use 1 core (1 of the machine's 2 CPUs)"
+    )
 
 
 @pytest.mark.parametrize(("threads", "verdict"), [("", "ok"), ("2", "ok"), ("3", "note")])
@@ -63,6 +72,50 @@ def test_trial(code: int, out: str, err: str, verdict: str, words: str) -> None:
     assert words in check.text
 
 
+def test_ranks_are_named_where_they_differ() -> None:
+    same, here, there = Check("a", "ok", "x"), Check("b", "ok", "y"), Check("b", "wrong", "z")
+    only = Check("c", "note", "w")
+    assert _doctor.merge([[same, here], [same, here]]) == [same, here]
+    assert _doctor.merge([[same, here], [same, there], [same, here], [same, here, only]]) == [
+        same,
+        Check("b", "ok", "ranks 0, 2-3: y"),
+        Check("b", "wrong", "rank 1: z"),
+        Check("c", "note", "rank 3: w"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "shares", "threads", "text"),
+    [
+        ([0, 0], True, True, "2 on one host have found each other; those of a host share memory"),
+        ([0, 1], False, True, "2 on 2 hosts (1+1) have found each other"),
+        (
+            [0, 0, 1],
+            False,
+            False,
+            "3 on 2 hosts (2+1) have found each other; those of a host exchange messages; without "
+            "THREAD_MULTIPLE, so no progress in the background",
+        ),
+    ],
+)
+def test_ranks(hosts: list[int], shares: bool, threads: bool, text: str) -> None:
+    check = _doctor_ranks.check_ranks(hosts, shares_memory=shares, has_threads=threads)
+    assert check == Check("ranks", "ok" if threads else "note", text)
+
+
+def test_what_is_missing_comes_with_a_command_that_every_shell_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    torch = _doctor.check_torch()
+    assert "`pip install torch --index-url https://download.pytorch.org/whl/cpu`" in torch.text
+    for path in (Path(_doctor.__file__).parent).rglob("*.py"):
+        assert "install ringdl[" not in path.read_text(), path
+
+
 def test_report_sums_up() -> None:
     fine = [Check("a", "ok", "x"), Check("bb", "note", "y")]
     assert _doctor.is_usable(fine)
@@ -90,4 +143,6 @@ def test_examine_never_loads_mpi() -> None:
     loaded = "mpi4py.MPI" in sys.modules
     checks = _doctor.examine(trial=False)
     assert ("mpi4py.MPI" in sys.modules) == loaded
-    assert {"Python", "ringdl", "cores", "MPI", "PyTorch", "CUDA"} <= {c.name for c in checks}
+    texts = {check.name: check.text for check in checks}
+    assert {"Python", "ringdl", "cores", "MPI", "PyTorch", "CUDA"} <= set(texts)
+    assert "refused" in texts["CUDA"]

@@ -1,7 +1,11 @@
 """What `import ringdl` loads, and what it costs."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+import ringdl
 
 FOREIGN = ("numpy", "torch", "jax", "mpi4py", "ml_dtypes", "numba", "cupy")
 MEASURE = "import time; begin = time.process_time(); import {}; print(time.process_time() - begin)"
@@ -23,6 +27,20 @@ def test_nothing_foreign_is_loaded_by_one_rank_alone() -> None:
         f"print(*set({FOREIGN}).intersection(sys.modules))"
     )
     assert output_of(program).split() == []
+
+
+def test_sources_without_engine_say_so(tmp_path: Path) -> None:
+    """As in the root of a clone, where Python finds them before what is installed."""
+    package = Path(ringdl.__file__).parent
+    shutil.copytree(package, tmp_path / "ringdl", ignore=shutil.ignore_patterns("_engine*"))
+    command = [sys.executable, "-c", "import ringdl"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    last = ended.stderr.splitlines()[-1]
+    expected = f"ImportError: {tmp_path}/ringdl has ringdl's sources without the compiled engine: "
+    assert last.startswith(expected), ended.stderr
+    assert "During handling" not in ended.stderr
 
 
 def test_importing_takes_less_time_than_importing_numpy() -> None:

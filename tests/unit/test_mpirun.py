@@ -4,6 +4,8 @@ import os
 import stat
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from ringdl import _launch, _mpirun, cli
 from ringdl._cores import Cores
 from ringdl._mpirun import LaunchError, Library, compose, find_mpirun
+from ringdl._version import __version__
 
 EIGHT = Cores(cpus=8, cores=8, online=8)
 OPEN_MPI = Library(_mpirun.OPEN_MPI, "5.0.11", Path("/opt/lib/libmpi.so.40"), "4.1.2")
@@ -164,7 +167,7 @@ def test_missing_mpi4py_is_one_sentence(tmp_path: Path) -> None:
     python.write_text(
         "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'mpi4py'\" >&2\nexit 1\n"
     )
-    with pytest.raises(LaunchError, match=r"mpi4py is not installed .*ringdl\[openmpi\]"):
+    with pytest.raises(LaunchError, match=r"mpi4py is not installed .* 'ringdl\[openmpi\]'"):
         _mpirun.find_library(str(python))
     python.write_text("#!/bin/sh\necho 'RuntimeError: cannot load MPI library' >&2\nexit 1\n")
     with pytest.raises(LaunchError, match=r"cannot load an MPI library .*RuntimeError"):
@@ -184,6 +187,11 @@ def test_missing_mpi4py_is_one_sentence(tmp_path: Path) -> None:
             (["--mpirun", "m", "-n", "4"], ["--hostfile", "h"], ["train.py", "--", "x"]),
         ),
         ("-n 4", (["-n", "4"], [], [])),
+        ("--hostfile h --dry-run -- x", (["--dry-run"], ["--hostfile", "h"], ["x"])),
+        (
+            "--mca btl tcp -n 4 -x A --mpirun m -- -m x",
+            (["-n", "4", "--mpirun", "m"], ["--mca", "btl", "tcp", "-x", "A"], ["-m", "x"]),
+        ),
     ],
 )
 def test_run_arguments(words: str, expected: tuple[list[str], list[str], list[str]]) -> None:
@@ -193,6 +201,7 @@ def test_run_arguments(words: str, expected: tuple[list[str], list[str], list[st
 @pytest.fixture
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launch, "detect", lambda environ: None)
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +210,8 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         ("run -n 2", "there is no script to run"),
         ("run -n 2 absent.py", "there is no script absent.py in "),
         ("run -n 0 -m site", "at least one rank"),
+        ("run -m site", "-n is missing: say how many ranks"),
+        ("run --hostfile h -- -m site", "-n is missing: say how many ranks"),
         ("run --hostfile h train.py", "--hostfile is taken as an option of mpirun"),
     ],
 )
@@ -222,6 +233,31 @@ def test_run_inside_mpirun_is_refused(
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     assert cli.main(["run", "-n", "2", "-m", "site"]) == 2
     assert "itself started by Open MPI (rank 0 of 2)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_run_starts_what_slurm_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_mpirun, "find_library", lambda: MPICH)
+    monkeypatch.setattr(_mpirun, "find_mpirun", lambda library, chosen: Path("/opt/bin/mpirun"))
+    monkeypatch.setenv("SLURM_NTASKS", "12")
+    assert cli.main(["run", "--dry-run", "-m", "site"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "ringdl: -n 12, from SLURM_NTASKS"
+    assert said[1].startswith("ringdl: /opt/bin/mpirun -n 12 ")
+
+
+def test_the_command_ringdl(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    command = EntryPoint("ringdl", project["scripts"]["ringdl"], "console_scripts").load()
+    monkeypatch.setattr(sys, "argv", ["ringdl", "--version"])
+    with pytest.raises(SystemExit) as end:
+        command()
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"ringdl {__version__}\n"
 
 
 @pytest.mark.usefixtures("no_launcher")

@@ -122,8 +122,12 @@ def test_topologies_have_names() -> None:
 
 def test_the_summary_names_what_is_chosen() -> None:
     assert summary(default_tuning(1), ONE_HOST) == "direct"
-    tuning = table(ring=(10e-6, 1e-9), doubling=(10e-6, 8e-9))
-    assert summary(tuning, FOUR_HOSTS) == "doubling up to 2 KiB, ring above"
+    for step, size in ((1e-6, "256 B"), (10e-6, "2 KiB")):
+        tuning = table(ring=(step, 1e-9), doubling=(step, 8e-9))
+        assert summary(tuning, FOUR_HOSTS) == f"doubling up to {size}, ring above"
+    assert [_tuning._size(1 << bits) for bits in (9, 10, 19, 21)] == [
+        *("512 B", "1 KiB", "512 KiB", "2 MiB")
+    ]
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.ring, Algorithm.doubling, Algorithm.direct])

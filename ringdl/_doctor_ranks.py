@@ -1,0 +1,107 @@
+"""The doctor under a launcher: what all ranks found, told by rank 0.
+
+The doctor's own process never loads MPI, which may be what is ill. So each rank's process starts a
+child that takes its place among the ranks, gathers the findings there, and prints on rank 0 what
+they are together.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import astuple
+
+from ringdl import _doctor, _tuning
+from ringdl._doctor import Check
+from ringdl._launch import Launcher
+
+_SECONDS = 60
+_ANSWER = "ringdl: "
+
+
+def examine(launcher: Launcher) -> list[Check] | None:
+    """Look at everything on all ranks.
+
+    Args:
+        launcher: of several ranks.
+
+    Returns:
+        What was found; None on all ranks but the first, which tells.
+    """
+    own = [check for check in _doctor.examine() if check.name != "tuning"]
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=json.dumps([astuple(check) for check in own]),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+            close_fds=False,  # Hydra's ranks talk to it by a file descriptor
+        )
+        answers = [x for x in child.stdout.splitlines() if x.startswith(_ANSWER)]
+        wrong = "" if child.returncode == 0 else _sentence(child)
+    except subprocess.TimeoutExpired:
+        answers, wrong = [], f"did not find each other within {_SECONDS} s"
+    if launcher.rank != 0:
+        if wrong:
+            print(f"ringdl: rank {launcher.rank}: {wrong}", file=sys.stderr)
+        return None
+    if wrong or not answers:
+        return [*own, Check("ranks", "wrong", wrong or "no rank has told what was found")]
+    return [Check(*words) for words in json.loads(answers[-1].removeprefix(_ANSWER))]
+
+
+def _sentence(child: subprocess.CompletedProcess[str]) -> str:
+    """The error that a child ended by."""
+    lines = [line for line in child.stderr.splitlines() if line.strip(" -")]
+    errors = [line.partition(": ")[2] for line in lines if line.startswith("ringdl._errors.")]
+    return [f"exit code {child.returncode}", *lines[-1:], *errors][-1]
+
+
+def gather(own: Sequence[Check]) -> list[Check]:
+    """The findings of all ranks. Collective."""
+    import ringdl
+    from ringdl import _mpi
+
+    communicator = ringdl.init()
+    found: list[Sequence[Check]] = communicator.allgather_object(own)
+    hosts = communicator.memory_hosts()
+    algorithm = communicator._shared.algorithm
+    return [
+        *_doctor.merge(found),
+        check_ranks(
+            communicator._hosts(),
+            shares_memory=communicator._shared.shares_memory,
+            has_threads=_mpi.has_thread_multiple(),
+        ),
+        _doctor.describe_tuning(communicator.tuning, hosts, algorithm and algorithm.name),
+    ]
+
+
+def check_ranks(hosts: Sequence[int], *, shares_memory: bool, has_threads: bool) -> Check:
+    """What ranks that have found each other can do.
+
+    Args:
+        hosts: the number of each rank's host.
+        shares_memory: whether the ranks of a host do.
+        has_threads: whether MPI gives THREAD_MULTIPLE.
+    """
+    count = len(set(hosts))
+    where = "one host" if count == 1 else f"{count} hosts ({_tuning.topology(hosts)})"
+    text = f"{len(hosts)} on {where} have found each other"
+    if count < len(hosts):
+        text += f"; those of a host {'share memory' if shares_memory else 'exchange messages'}"
+    if not has_threads:
+        text += "; without THREAD_MULTIPLE, so no progress in the background"
+    return Check("ranks", "ok" if has_threads else "note", text)
+
+
+if __name__ == "__main__":
+    checks = gather([Check(*words) for words in json.load(sys.stdin)])
+    import ringdl
+
+    if ringdl.rank() == 0:
+        print(_ANSWER + json.dumps([astuple(check) for check in checks]), flush=True)
