@@ -204,6 +204,11 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     About 10 us per work; a million works and waits per rank at most. RINGDL_TIMELINE=FILE does so
     from `init` on.
 
+    While it is recorded, each rank writes what it has done to a file of its own: rank 0 to the one
+    that is named, rank 1 to ``timeline.rank1.json`` beside ``timeline.json``. They stay if the job
+    fails or is killed, up to a tenth of a second before, with the works that were in flight; at a
+    good end there is rank 0's alone, with all ranks.
+
     Args:
         file_path: where rank 0 writes.
         mark_cycles: ignored: there are no cycles.

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl import _children, _engine
+from ringdl import _children, _engine, _timeline
 from ringdl._arrays import Operand
 from ringdl._cores import read_cores
 from ringdl._engine import Reduction
@@ -229,6 +229,7 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
+        _timeline.write_if_recording()
         if not mpi.Is_finalized():
             print(
                 f"ringdl: rank {rank} ends by {kind.__name__} and takes the job with it",

@@ -1,15 +1,23 @@
-"""What happened when, on all ranks, as a file that Perfetto (https://ui.perfetto.dev) opens."""
+"""What happened when, on all ranks, as a file that Perfetto (https://ui.perfetto.dev) opens.
+
+While it is recorded, each rank writes what has happened to a file of its own, ten times a second:
+rank 0 to FILE.json, rank 1 to FILE.rank1.json. So a job that fails, or is killed, leaves what there
+was. At a good end rank 0 gathers the others' events in its file, and theirs are removed.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ringdl._errors import UsageError
+from ringdl._trace_file import TraceFile
 
 if TYPE_CHECKING:
     from ringdl._communicator import Communicator
@@ -18,6 +26,8 @@ _EXCHANGES = 8
 MOST_SPANS = 1_000_000
 """Later ones are dropped, as works and waits are."""
 _FOREVER = 1e9
+# A rank that raises waits for twice as long before it takes the others down: they have written all.
+_WRITE_SECONDS = 0.1
 
 
 class Recording:
@@ -35,47 +45,72 @@ class Recording:
         self._communicator = communicator
         self._path = os.fspath(path)
         self._process = os.getpid()
-        self.spans: list[tuple[str, str, int, int, int]] = []
-        """Name, category, begin and end by time.monotonic_ns(), and the thread."""
+        self.spans: deque[tuple[str, str, int, int, int]] = deque()
+        """Name, category, begin and end by time.monotonic_ns(), and the thread; not yet written."""
+        self.span_count = 0
         problem = None
         if communicator.rank == 0:
             try:
-                with open(self._path, "w"):
-                    pass
+                self._file = TraceFile(self._path)
             except OSError as error:
                 problem = _cannot_write(self._path, error)
         problem = communicator.broadcast_object(problem, name="ringdl.timeline")
         if problem is not None:
             raise UsageError(problem)
+        if communicator.rank != 0:
+            base, extension = os.path.splitext(self._path)
+            self._file = TraceFile(f"{base}.rank{communicator.rank}{extension}", elsewhere=True)
+        self._file.append(_text(self._metadata()))
         self._lead = _lead_of_rank_0(communicator)
         begin = communicator.broadcast_object(time.monotonic_ns(), name="ringdl.timeline")
         self._begin: int = begin - self._lead
         communicator._engine.start_trace()
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        self._writer = threading.Thread(
+            target=self._write_now_and_then, name="ringdl.timeline", daemon=True
+        )
+        self._writer.start()
 
     def write(self) -> None:
-        """Gather what all ranks have recorded in rank 0's file. Collective."""
-        import json
+        """Write what this rank has recorded and not yet written."""
+        with self._writing:
+            self._append(self._communicator._engine.take_trace(self._begin))
 
+    def finish(self) -> None:
+        """Gather what all ranks have recorded in rank 0's file. Collective."""
         import numpy as np
 
-        events = [*self._metadata()]
-        for number, event in enumerate(self._communicator._engine.stop_trace()):
-            events += self._work_or_wait(number, *event)
-        for name, category, begin, end, thread in self.spans:
-            events.append(self._span(name, category, begin, end, thread))
-        text = "".join(json.dumps(event) + ",\n" for event in events)
-        own = np.frombuffer(bytearray(text.encode()), np.uint8)
-        work = self._communicator.gather_async(own, root=0, name="ringdl.timeline")
+        self._ended.set()
+        self._writer.join()
+        with self._writing:
+            self._append(self._communicator._engine.stop_trace(self._begin))
+        is_first = self._communicator.rank == 0
+        own = b"" if is_first else b",\n" + self._file.events()
+        array = np.frombuffer(bytearray(own), np.uint8)
+        work = self._communicator.gather_async(array, root=0, name="ringdl.timeline")
         # Others may have much to do yet; but who waits here does nothing else.
         self._communicator._engine.wait(work._work, _FOREVER, for_good=True)
         gathered = work.wait()
-        if self._communicator.rank == 0:
-            text = gathered.tobytes().decode().rstrip(",\n")
-            try:
-                with open(self._path, "w") as file:
-                    file.write(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{text}\n]}}\n')
-            except OSError as error:
-                raise UsageError(_cannot_write(self._path, error)) from error
+        if not is_first:
+            self._file.remove()
+            return
+        self._file.append(gathered.tobytes().removeprefix(b",\n"))
+        try:
+            self._file.close()
+        except OSError as error:
+            raise UsageError(_cannot_write(self._path, error)) from error
+
+    def _write_now_and_then(self) -> None:
+        while not self._ended.wait(_WRITE_SECONDS):
+            self.write()
+
+    def _append(self, works_and_waits: bytes) -> None:
+        self._file.append(works_and_waits)
+        spans = []
+        while self.spans:
+            spans.append(self._span(*self.spans.popleft()))
+        self._file.append(_text(spans))
 
     def is_of_this_process(self) -> bool:
         """Whether it was begun here, not in a parent."""
@@ -87,27 +122,6 @@ class Recording:
         common = {"ph": "M", "pid": rank}
         yield {**common, "name": "process_name", "args": {"name": f"rank {rank} (host {host})"}}
         yield {**common, "name": "process_sort_index", "args": {"sort_index": rank}}
-
-    def _work_or_wait(
-        self,
-        number: int,
-        name: str,
-        algorithm: str,
-        byte_count: int,
-        begin: int,
-        end: int,
-        thread: int,
-    ) -> Iterator[dict[str, Any]]:
-        if not algorithm:
-            yield self._span(f"wait for {name}", "wait", begin, end, thread)
-            return
-        rank = self._communicator.rank
-        common = {"cat": "work", "name": name, "id": f"{rank}.{number}", "pid": rank, "tid": rank}
-        arguments: dict[str, Any] = {"algorithm": algorithm}
-        if byte_count:
-            arguments["bytes"] = byte_count
-        yield {**common, "ph": "b", "ts": self._microseconds(begin), "args": arguments}
-        yield {**common, "ph": "e", "ts": self._microseconds(end)}
 
     def _span(self, name: str, category: str, begin: int, end: int, thread: int) -> dict[str, Any]:
         return {
@@ -134,12 +148,14 @@ def span(category: str, name: str) -> Iterator[None]:
     if recording is None:
         yield
         return
-    spans, begin = recording.spans, time.monotonic_ns()
+    recorder, begin = recording, time.monotonic_ns()
     try:
         yield
     finally:
-        if len(spans) < MOST_SPANS:
-            spans.append((name, category, begin, time.monotonic_ns(), threading.get_native_id()))
+        if recorder.span_count < MOST_SPANS:
+            recorder.span_count += 1
+            thread = threading.get_native_id()
+            recorder.spans.append((name, category, begin, time.monotonic_ns(), thread))
 
 
 def start(communicator: Communicator, path: str | os.PathLike[str]) -> None:
@@ -156,13 +172,23 @@ def stop() -> None:
     if recording is None:
         raise UsageError("no timeline is being recorded; call start_timeline() first")
     ended, recording = recording, None
-    ended.write()
+    ended.finish()
 
 
 def stop_if_recording() -> None:
     """At the end of the default communicator; in a forked child there is nothing to write."""
     if recording is not None and recording.is_of_this_process():
         stop()
+
+
+def write_if_recording() -> None:
+    """Before this process ends badly."""
+    if recording is not None and recording.is_of_this_process():
+        recording.write()
+
+
+def _text(events: Iterable[dict[str, Any]]) -> bytes:
+    return ",\n".join(map(json.dumps, events)).encode()
 
 
 def _cannot_write(path: str, error: OSError) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,62 @@ def test_timeline(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     events = json.loads(file.read_text())["traceEvents"]
     begun = [event for event in events if event["ph"] == "b" and "allreduce" in event["name"]]
     assert sorted(event["pid"] for event in begun) == list(range(ranks))
+    assert list(tmp_path.glob("timeline*")) == [file]
+
+
+def timeline_of(file: Path) -> list[dict[str, Any]]:
+    return json.loads(file.read_text())["traceEvents"]
+
+
+def unended(events: list[dict[str, Any]]) -> set[str]:
+    """Names of works that were in flight at the end."""
+    begun = {event["id"]: event["name"] for event in events if event["ph"] == "b"}
+    return {begun[number] for number in begun.keys() - {e["id"] for e in events if e["ph"] == "e"}}
+
+
+@pytest.mark.parametrize("how", ["raise", "stall", "mismatch", "exit", "kill"])
+def test_timeline_of_a_job_that_fails(mpi_python: str, how: str, tmp_path: Path) -> None:
+    """Each rank leaves what it has done, to the work in which the job failed."""
+    file = tmp_path / "timeline.json"
+    ended = run_ranks(mpi_python, 2, "endings.py", how, folder=tmp_path, RINGDL_TIMELINE=str(file))
+    assert ended.code != 0, ended.text
+    for rank, part in enumerate((file, tmp_path / "timeline.rank1.json")):
+        events = timeline_of(part)
+        assert {event["pid"] for event in events} == {rank}
+        names = {event["name"] for event in events}
+        assert any(name.endswith("unnamed allreduce") for name in names), names
+        last = "allreduce 'awaited'"
+        if how == "mismatch":
+            assert any(last in name for name in names), names
+        elif rank == 0:
+            assert last in unended(events) or f"wait for {last}" in names, events
+    if how == "stall":
+        assert f"wait for {last}" in {event["name"] for event in timeline_of(file)}
+
+
+def test_timeline_of_a_job_that_is_terminated(mpi_python: str, tmp_path: Path) -> None:
+    """As a batch system does when a job's time is over."""
+    file = tmp_path / "timeline.json"
+
+    def terminate(job: subprocess.Popen[bytes], output: Path) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while output.read_text().count("ends at") < 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        job.terminate()
+
+    ended = run_ranks(
+        mpi_python,
+        2,
+        "endings.py",
+        "wait",
+        folder=tmp_path,
+        during=terminate,
+        RINGDL_TIMELINE=str(file),
+    )
+    assert ended.code != 0, ended.text
+    assert "allreduce 'awaited'" in unended(timeline_of(file))
+    assert len(timeline_of(tmp_path / "timeline.rank1.json")) > 2
 
 
 def test_wrong_settings(mpi_python: str, tmp_path: Path) -> None:

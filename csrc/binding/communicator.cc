@@ -22,6 +22,17 @@ namespace {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
+// What `take` returns, as a file of events has it.
+template <class Take>
+nb::bytes json_of_trace(const Communicator& self, int64_t origin_ns, const Take& take) {
+  std::string text;
+  {
+    const nb::gil_scoped_release release;
+    text = json_of(take(), self.engine->rank(), origin_ns);
+  }
+  return nb::bytes(text.data(), text.size());
+}
+
 std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array> array,
                              std::optional<DType> dtype, Reduction reduction, int root,
                              const std::string& name, SharedGroup group,
@@ -261,20 +272,18 @@ void bind_communicator(nb::module_& module) {
              const nb::gil_scoped_release release;
              self.engine->start_trace();
            })
-      .def("stop_trace",
-           [](Communicator& self) {
-             std::vector<Trace::Event> events;
-             {
-               const nb::gil_scoped_release release;
-               events = self.engine->stop_trace();
-             }
-             nb::list list;
-             for (const Trace::Event& event : events) {
-               list.append(nb::make_tuple(event.name, event.algorithm, event.bytes, event.begin_ns,
-                                          event.end_ns, event.thread));
-             }
-             return list;
-           })
+      .def(
+          "take_trace",
+          [](Communicator& self, int64_t origin_ns) {
+            return json_of_trace(self, origin_ns, [&] { return self.engine->take_trace(); });
+          },
+          nb::arg("origin_ns"))
+      .def(
+          "stop_trace",
+          [](Communicator& self, int64_t origin_ns) {
+            return json_of_trace(self, origin_ns, [&] { return self.engine->stop_trace(); });
+          },
+          nb::arg("origin_ns"))
       .def("stats", [](const Communicator& self) {
         const nb::gil_scoped_release release;
         return self.engine->stats();

@@ -251,7 +251,7 @@ std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data,
       ++common_works_ended_;
       if (begin != 0) {
         const std::string name = label_of(key, header_of(call, *find_layout(*all_)), *all_);
-        trace_.add({name, "slots", static_cast<int64_t>(bytes), begin, now_ns()});
+        trace_.add({next_id_++, name, "slots", static_cast<int64_t>(bytes), begin, now_ns()});
       }
       return nullptr;
     }
@@ -408,6 +408,19 @@ std::vector<uint64_t> Engine::take_ended() {
 void Engine::start_trace() {
   Lock lock = lock_for_call();
   trace_.start();
+}
+
+std::vector<Trace::Event> Engine::take_trace() {
+  refuse_forked_child();
+  Lock lock(mutex_);
+  std::vector<Trace::Event> in_flight;
+  if (!trace_.is_on()) return in_flight;
+  for (const auto& [key, work] : in_flight_) {
+    if (trace_.is_new(work->begin_ns)) in_flight.push_back(event_of(*work, 0));
+  }
+  std::vector<Trace::Event> events = trace_.take(now_ns());
+  events.insert(events.end(), in_flight.begin(), in_flight.end());
+  return events;
 }
 
 std::vector<Trace::Event> Engine::stop_trace() {

@@ -175,8 +175,12 @@ class Engine final : private Diagnosis::Host {
   /// may be let go. A failed work may still be sending from its buffer when wait() raises.
   std::vector<uint64_t> take_ended();
 
-  /// Records works and waits from now on, and returns what has happened since.
+  /// Records works and waits from now on.
   void start_trace();
+  /// What has ended since the last call, and what has begun since and is in flight. Any thread,
+  /// whatever MPI offers; nothing if nothing is recorded.
+  std::vector<Trace::Event> take_trace();
+  /// The end of it: what has ended since the last call.
   std::vector<Trace::Event> stop_trace();
 
   /// Counters since the start, by name.
@@ -269,6 +273,7 @@ class Engine final : private Diagnosis::Host {
   void fail(const std::shared_ptr<Work>& work, const Failure& why);
   void release(Work& work);
   void record(const Work& work);
+  static Trace::Event event_of(const Work& work, int64_t end_ns);
   int settle();
   int step_polled();
 

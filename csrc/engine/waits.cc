@@ -137,7 +137,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
     const auto count_time = [&] {
       const int64_t end = now_ns();
       wait_ns_ += end - begin;
-      if (trace_.is_on()) trace_.add({work->label(), "", 0, begin, end, gettid()});
+      if (trace_.is_on()) trace_.add({0, work->label(), "", 0, begin, end, gettid()});
     };
     try {
       progress_until(lock, interrupted, [&] { return work->ended(); }, look);

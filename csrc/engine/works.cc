@@ -117,12 +117,15 @@ void Engine::finish(const std::shared_ptr<Work>& work) {
 }
 
 void Engine::record(const Work& work) {
-  if (!trace_.is_on()) return;
+  if (trace_.is_on()) trace_.add(event_of(work, now_ns()));
+}
+
+Trace::Event Engine::event_of(const Work& work, int64_t end_ns) {
   const std::string standing = work.collective->describe();
   const int64_t elements = has_uneven_rows(work.description.kind) ? 0 : work.description.count;
   const auto item = static_cast<int64_t>(item_bytes(work.description.dtype));
-  trace_.add({work.label(), standing.substr(0, standing.find(':')), elements * item, work.begin_ns,
-              now_ns()});
+  const std::string algorithm = standing.substr(0, standing.find(':'));
+  return {work.id, work.label(), algorithm, elements * item, work.begin_ns, end_ns};
 }
 
 // Lets go of what a work that has ended holds, however long its user keeps it.

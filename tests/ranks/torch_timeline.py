@@ -18,6 +18,8 @@ from ringdl import Communicator
 from tests.ranks.support import expect
 from tests.ranks.torch_helpers import loss_of, make_mlp, part, whole_batch, wrap
 
+ODD_NAME = 'Größe "of \\ \t\n\x01"'
+
 
 def recorded(comm: Communicator, directory: str) -> list[dict[str, Any]]:
     """The events of all ranks of some collectives and a step, on all ranks."""
@@ -33,6 +35,7 @@ def recorded(comm: Communicator, directory: str) -> list[dict[str, Any]]:
             time.sleep(0.1)
         comm.allreduce_async_(x, name="late one").wait()
     comm.allreduce_(np.ones(3))
+    comm.allreduce_(np.ones(3), name=ODD_NAME)
     comm.allgather(x[:7])
     model = make_mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -63,6 +66,7 @@ def check_what_is_recorded(comm: Communicator) -> None:
         assert works["allreduce 'large one'"]["algorithm"]
         assert any(name.endswith("unnamed allreduce") for name in works), works.keys()
         assert any("allgather" in name for name in works)
+        assert f"allreduce '{ODD_NAME}'" in works, works.keys()
         assert any(name.startswith("gradient bucket") for name in works), works.keys()
         assert "allreduce 'afterwards'" not in works
         spans = Counter(event["cat"] for event in own if event["ph"] == "X")
