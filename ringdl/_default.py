@@ -14,7 +14,7 @@ from ringdl import _children, _engine, _timeline
 from ringdl._communicator import Communicator, Shared
 from ringdl._engine import Algorithm
 from ringdl._errors import Error, RankFailedError, UsageError
-from ringdl._launch import Launcher, detect
+from ringdl._launch import Launcher, StoreJob, detect, detect_store_job
 from ringdl._settings import Settings, read_settings, warn_of_unknown
 from ringdl._tuning import Tuning, find_tuning, topology
 from ringdl._window import share_memory
@@ -50,7 +50,8 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
 
     Raises:
         UsageError: the launcher does not belong to the MPI library, there is no usable one, a
-            setting cannot be followed, or this process is a child of a rank.
+            setting cannot be followed, RANK and WORLD_SIZE tell of ranks that no MPI has started,
+            or this process is a child of a rank.
     """
     global _default
     if _default is not None:
@@ -65,6 +66,9 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     settings = read_settings(os.environ)
     if launcher is None or launcher.rank == 0:
         warn_of_unknown(os.environ)
+    job = detect_store_job(os.environ)
+    if comm is None and job is not None and not _mpi_has_ranks():
+        raise _would_be_alone(job)
     if comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
         alone = Communicator(_engine.alone(), settings=settings)
         _tune(alone, settings, tuning)
@@ -77,6 +81,22 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         _children.mark(os.environ, _default)
     _engine.set_default(_default._engine, _default._finish_allreduce)
     return _default
+
+
+def _mpi_has_ranks() -> bool:
+    """Whether the script has initialized MPI, and it found other ranks."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return False
+    return bool(mpi.COMM_WORLD.Get_size() > 1)
+
+
+def _would_be_alone(job: StoreJob) -> UsageError:
+    return UsageError(
+        f"{job} says that there are {job.size} ranks, but ringdl's find each other through MPI, "
+        f"and each would train alone here: start with `mpirun -n {job.size}` or `python -m ringdl "
+        f"run -n {job.size}`; if this process is to be alone, unset WORLD_SIZE"
+    )
 
 
 def _init_over_mpi(

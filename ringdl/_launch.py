@@ -39,6 +39,51 @@ class Launcher:
         return f"{self.name} (rank {self.rank} of {size})"
 
 
+@dataclass(frozen=True)
+class StoreJob:
+    """What the environment says to processes that meet through PyTorch's store.
+
+    torchrun and ``accelerate launch`` start such processes, and so do scripts that set the same
+    variables by hand.
+
+    Attributes:
+        rank: RANK, this process's rank.
+        size: WORLD_SIZE, at least 2.
+        by_torchrun: whether torchrun's agent started the process.
+    """
+
+    rank: int
+    size: int
+    by_torchrun: bool
+
+    def __str__(self) -> str:
+        """For messages: ``torchrun (rank 1 of 4)``."""
+        name = "torchrun" if self.by_torchrun else "the environment's RANK and WORLD_SIZE"
+        return f"{name} (rank {self.rank} of {self.size})"
+
+
+def detect_store_job(environ: Mapping[str, str]) -> StoreJob | None:
+    """Find the job that RANK and WORLD_SIZE tell of.
+
+    Scripts set these, and shells keep them, where another launcher is at work, so any launcher that
+    `detect` finds wins over them. Not over torchrun's agent, which tells only its own workers who
+    they are: srun or mpirun may have started it, once per host.
+
+    Args:
+        environ: ``os.environ`` or a copy of one.
+
+    Returns:
+        The job; None if there is none, or it has one rank.
+    """
+    rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    if rank is None or size is None or not rank < size or size == 1:
+        return None
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environ
+    if not by_torchrun and detect(environ) is not None:
+        return None
+    return StoreJob(rank, size, by_torchrun)
+
+
 def detect(environ: Mapping[str, str]) -> Launcher | None:
     """Find the launcher that started the process with this environment.
 

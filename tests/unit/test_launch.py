@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringdl._launch import Launcher, detect
+from ringdl._launch import Launcher, StoreJob, detect, detect_store_job
 
 SHELL = {
     "HOME": "/home/ada",
@@ -205,3 +205,39 @@ def test_detect(environ: dict[str, str], expected: Launcher | None) -> None:
 def test_messages_name_rank_and_size() -> None:
     assert str(OPEN_MPI) == "Open MPI (rank 1 of 2)"
     assert str(Launcher("PMIx", 3)) == "PMIx (rank 3 of an unknown number)"
+
+
+BY_HAND = {"MASTER_ADDR": "n017", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
+# Recorded from rank 1 of `torchrun --nproc-per-node 4`.
+TORCHRUN = BY_HAND | {
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "ROLE_NAME": "default",
+    "ROLE_RANK": "1",
+    "ROLE_WORLD_SIZE": "4",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+STORE_CASES = {
+    "nothing": ({}, None),
+    "torchrun": (SHELL | TORCHRUN, StoreJob(1, 4, True)),
+    "by hand": (SHELL | BY_HAND, StoreJob(1, 4, False)),
+    "torchrun, one rank": (SHELL | TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, None),
+    "no rank": (SHELL | {"WORLD_SIZE": "4"}, None),
+    "no size": (SHELL | {"RANK": "1"}, None),
+    "no such rank": (SHELL | {"RANK": "4", "WORLD_SIZE": "4"}, None),
+    "mpirun of Open MPI in a shell that keeps them": (SHELL | BY_HAND | OPEN_MPI_5, None),
+    "mpirun of MPICH in a shell that keeps them": (SHELL | BY_HAND | HYDRA, None),
+    "srun, from a batch script that sets them": (SHELL | BY_HAND | SLURM_STEP, None),
+    "srun, one torchrun per host": (SLURM_DAEMON | TORCHRUN, StoreJob(1, 4, True)),
+    "mpirun, one torchrun per host": (OPEN_MPI_5 | TORCHRUN, StoreJob(1, 4, True)),
+}
+
+
+@pytest.mark.parametrize(("environ", "expected"), STORE_CASES.values(), ids=STORE_CASES.keys())
+def test_detect_store_job(environ: dict[str, str], expected: StoreJob | None) -> None:
+    assert detect_store_job(environ) == expected
