@@ -24,6 +24,9 @@ _GIVEN_BY_LAUNCHERS = (
 )
 """What tells one process that a launcher started from all others. No variable that a rank sets."""
 
+_GIVEN_BY_TORCHRUN = ("TORCHELASTIC_RESTART_COUNT", "RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Likewise, if TORCHELASTIC_RUN_ID is there; else a rank may have set some of them."""
+
 _PLACE = ("rank", "size", "local_rank", "local_size", "host_rank", "host_count")
 
 
@@ -125,7 +128,8 @@ def refuse(parent: Parent | None) -> None:
 def _digest(environ: Mapping[str, str]) -> str:
     import hashlib
 
-    text = "\n".join(environ.get(name, "") for name in _GIVEN_BY_LAUNCHERS)
+    by_torchrun = _GIVEN_BY_TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else ()
+    text = "\n".join(environ.get(name, "") for name in (*_GIVEN_BY_LAUNCHERS, *by_torchrun))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

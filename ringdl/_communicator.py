@@ -280,7 +280,10 @@ class Communicator(Reductions, Objects):
 
         if self._mpi is None:
             if self._shared.mpi is None:
-                raise UsageError("this communicator is not over MPI, so MPI cannot reduce for it")
+                raise UsageError(
+                    "this communicator is not over MPI, so MPI cannot reduce for it; take another "
+                    "algorithm, or start with mpirun"
+                )
             self._mpi = _mpi.own_communicator(
                 self._shared.mpi, None if self._group is None else self._group.ranks
             )

@@ -32,8 +32,10 @@ _hooked = False
 def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     """Make the default communicator. Collective; calling it again changes nothing.
 
-    Without an argument: all ranks that the launcher (mpirun, srun) started, or this process alone
-    if there is none. MPI is loaded only if a launcher or a communicator is there.
+    Without an argument: all ranks that the launcher (mpirun, srun, torchrun) started, or this
+    process alone if there is none. MPI is loaded only if a launcher of MPI or a communicator is
+    there; ranks of torchrun, and those whom RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell of
+    each other, are connected by TCP, and find each other through PyTorch's store.
 
     A child of a rank is no rank. Where multiprocessing imports the script in a child (spawn and
     forkserver do), a call at its top returns what answers `rank`, `size` and the like as the parent
@@ -50,26 +52,27 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
 
     Raises:
         UsageError: the launcher does not belong to the MPI library, there is no usable one, a
-            setting cannot be followed, RANK and WORLD_SIZE tell of ranks that no MPI has started,
-            or this process is a child of a rank.
+            setting cannot be followed, torchrun's ranks cannot find each other, or this process is
+            a child of a rank.
+        StallError: torchrun's ranks do not all come within RINGDL_TIMEOUT.
     """
     global _default
     if _default is not None:
         return _default
-    launcher = detect(os.environ)
-    if launcher is not None:
+    launcher, job = detect(os.environ), detect_store_job(os.environ)
+    is_launched = launcher is not None or job is not None
+    if is_launched:
         parent = _children.find_parent(os.environ)
         if parent is not None:
             _default = cast("Communicator", _children.stand_in(parent))
             return _default
         _children.mark(os.environ)
     settings = read_settings(os.environ)
-    if launcher is None or launcher.rank == 0:
+    if all(found is None or found.rank == 0 for found in (launcher, job)):
         warn_of_unknown(os.environ)
-    job = detect_store_job(os.environ)
     if comm is None and job is not None and not _mpi_has_ranks():
-        raise _would_be_alone(job)
-    if comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
+        _default = _init_over_sockets(job, settings, tuning)
+    elif comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
         alone = Communicator(_engine.alone(), settings=settings)
         _tune(alone, settings, tuning)
         if settings.timeline is not None:
@@ -77,7 +80,7 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         _default = alone
     else:
         _default = _init_over_mpi(launcher, comm, settings, tuning)
-    if launcher is not None:
+    if is_launched:
         _children.mark(os.environ, _default)
     _engine.set_default(_default._engine, _default._finish_allreduce)
     return _default
@@ -91,27 +94,51 @@ def _mpi_has_ranks() -> bool:
     return bool(mpi.COMM_WORLD.Get_size() > 1)
 
 
-def _would_be_alone(job: StoreJob) -> UsageError:
-    return UsageError(
-        f"{job} says that there are {job.size} ranks, but ringdl's find each other through MPI, "
-        f"and each would train alone here: start with `mpirun -n {job.size}` or `python -m ringdl "
-        f"run -n {job.size}`; if this process is to be alone, unset WORLD_SIZE"
-    )
-
-
 def _init_over_mpi(
     launcher: Launcher | None, comm: Any, settings: Settings, tuning: Tuning | str | None
 ) -> Communicator:
-    global _hooked
     from ringdl import _mpi, _mpirun
 
     mpi = _mpi.load_mpi(launcher)
     comm = mpi.COMM_WORLD if comm is None else comm
     hosts = _mpi.find_hosts(mpi, comm)
     engine = _mpi.open_engine(mpi, comm)
-    engine.set_may_spin(hosts.cores >= hosts.local_size)
     vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
     shared = Shared(hosts.numbers, comm, vendor)
+    communicator = _set_up(engine, hosts, shared, settings, tuning)
+    if communicator.size > 1 and not _hooked:
+        _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
+    _register_hooks(hosts)
+    return communicator
+
+
+def _init_over_sockets(
+    job: StoreJob, settings: Settings, tuning: Tuning | str | None
+) -> Communicator:
+    from ringdl import _rendezvous
+
+    engine, hosts = _rendezvous.open_engine(job, os.environ, settings.timeout)
+    shared = Shared(hosts.numbers, vendor="TCP")
+    try:
+        communicator = _set_up(engine, hosts, shared, settings, tuning)
+    except UsageError:  # of all ranks; none is to miss the others before it has heard why
+        engine.shutdown()
+        raise
+    if not _hooked:
+        _end_on_uncaught_error(job.rank)
+    _register_hooks(hosts)
+    return communicator
+
+
+def _set_up(
+    engine: _engine.Communicator,
+    hosts: _mpi.Hosts,
+    shared: Shared,
+    settings: Settings,
+    tuning: Tuning | str | None,
+) -> Communicator:
+    """Agree on all that ranks have to agree on. Collective."""
+    engine.set_may_spin(hosts.cores >= hosts.local_size)
     communicator = Communicator(engine, settings=settings, shared=shared)
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     communicator._timeout = agreed.timeout
@@ -122,15 +149,46 @@ def _init_over_mpi(
     if agreed.timeline is not None:
         _timeline.start(communicator, agreed.timeline)
     engine.forget_submitters()
+    return communicator
+
+
+def _register_hooks(hosts: _mpi.Hosts) -> None:
+    """What happens on signals and at exit; the warning of too many threads, once."""
+    global _hooked
     if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):  # the script has no use for it
         _engine.dump_on_signal(signal.SIGUSR1)
-    if communicator.size > 1 and not _hooked:
+    if len(hosts.numbers) > 1 and not _hooked:
         _hooked = True
-        _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
         _warn_of_threads(hosts)
     atexit.unregister(_shutdown_at_exit)
     atexit.register(_shutdown_at_exit)  # the last registered is the first to be called
-    return communicator
+
+
+def _end_on_uncaught_error(rank: int) -> None:
+    """Let the others know when this rank ends by an exception: they would wait in vain.
+
+    No launcher has to: its sockets are closed, which each of them finds while it waits.
+    """
+    from ringdl._mpi import tell_captured
+
+    previous = sys.excepthook
+    process = os.getpid()
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        global _default
+        previous(kind, error, trace)
+        tell_captured()
+        if os.getpid() != process or _default is None:
+            return
+        print(
+            f"ringdl: rank {rank} ends by {kind.__name__}; the others end by RankFailedError",
+            file=sys.stderr,
+        )
+        ended, _default = _default, None
+        _engine.set_default(None, None)
+        ended._engine.abandon()
+
+    sys.excepthook = hook
 
 
 def _tune(communicator: Communicator, settings: Settings, given: Tuning | str | None) -> None:
@@ -183,7 +241,7 @@ def _warn_of_threads(hosts: _mpi.Hosts) -> None:
             f"{hosts.local_size} ranks on this host would compute with {threads} threads each, on "
             f"{hosts.cores} cores; set OMP_NUM_THREADS={max(1, hosts.cores // hosts.local_size)}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -214,6 +272,9 @@ def _shutdown_at_exit() -> None:
         shutdown()
     except RankFailedError:  # printed only, it would leave MPI's end waiting for that rank
         sys.excepthook(*sys.exc_info())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # to the launcher, too, this rank has failed
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:

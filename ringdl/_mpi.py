@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,17 +140,26 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
     lowest = local.bcast(comm.Get_rank(), root=0)
     lowest_ranks = comm.allgather(lowest)
     leaders = sorted(set(lowest_ranks))
-    cpus = local.allgather((os.sched_getaffinity(0), read_cores()))
-    union = set().union(*(mask for mask, _ in cpus))
-    quotas = [cores.quota for _, cores in cpus if cores.quota is not None]
+    cpus = local.allgather((os.sched_getaffinity(0), read_cores().quota))
     hosts = Hosts(
         numbers=[leaders.index(lowest_rank) for lowest_rank in lowest_ranks],
         local_rank=local.Get_rank(),
         local_size=local.Get_size(),
-        cores=max(1, min([len(union), *(int(quota) for quota in quotas)])),
+        cores=count_cores(cpus),
     )
     local.Free()
     return hosts
+
+
+def count_cores(cpus: Iterable[tuple[Iterable[int], float | None]]) -> int:
+    """How many cores the ranks of a host may use together, at least 1.
+
+    Args:
+        cpus: for each rank, the CPUs that it may run on, and its quota of CPU time, if any.
+    """
+    masks, quotas = zip(*cpus, strict=True)
+    granted = [int(quota) for quota in quotas if quota is not None]
+    return max(1, min([len(set().union(*masks)), *granted]))
 
 
 def own_communicator(comm: Any, ranks: list[int] | None) -> Any:
@@ -224,7 +234,7 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
         previous(kind, error, trace)
-        _tell_captured()
+        tell_captured()
         if os.getpid() != process:  # a forked child must not touch the parent's MPI, even at exit
             sys.stdout.flush()
             sys.stderr.flush()
@@ -243,7 +253,7 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
     sys.excepthook = hook
 
 
-def _tell_captured() -> None:
+def tell_captured() -> None:
     """Print what was printed to a string.
 
     torch.distributed.init_process_group sets a hook that has the one before print to a string,

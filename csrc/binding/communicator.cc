@@ -16,6 +16,7 @@
 #include "transport/host/window.h"
 #include "transport/loopback/loopback.h"
 #include "transport/mpi/mpi.h"
+#include "transport/tcp/tcp.h"
 
 namespace ringdl::binding {
 namespace {
@@ -216,6 +217,11 @@ void bind_communicator(nb::module_& module) {
              }
              self.in_flight.clear();
            })
+      .def("abandon",
+           [](Communicator& self) {
+             const nb::gil_scoped_release release;
+             self.engine->abandon();
+           })
       .def("set_segment_bytes",
            [](Communicator& self, size_t bytes) {
              const nb::gil_scoped_release release;
@@ -324,6 +330,13 @@ void bind_communicator(nb::module_& module) {
         return list;
       },
       nb::arg("size"));
+  module.def(
+      "over_sockets",
+      [](int rank, std::vector<int> sockets) {
+        const nb::gil_scoped_release release;
+        return make_communicator(make_tcp_transport(rank, std::move(sockets)), true);
+      },
+      nb::arg("rank"), nb::arg("sockets"));
   module.def(
       "over_mpi",
       [](const std::string& module_path, bool open_mpi, uint64_t comm, uint64_t byte,

@@ -91,6 +91,16 @@ void Engine::give_up() noexcept try {
 } catch (...) {  // the transport is broken: there is nothing left to withdraw from
 }
 
+void Engine::abandon() {
+  if (closed_.load() || in_forked_child()) return;
+  stop_thread();
+  const Lock lock(mutex_);
+  give_up();
+  closed_.store(true);
+  groups_.clear();
+  transport_.reset();
+}
+
 void Engine::stop_thread() {
   {
     Lock lock(mutex_);

@@ -171,6 +171,10 @@ class Engine final : private Diagnosis::Host {
   void shutdown(const std::function<void()>& interrupted = {});
   bool is_shut_down() const { return closed_.load(); }
 
+  /// Ends at once, without the others: works in flight are given up, and their buffers no longer
+  /// touched. Idempotent; does nothing in a forked child.
+  void abandon();
+
   /// Ids of works that have ended and whose messages have left since the last call: their buffers
   /// may be let go. A failed work may still be sending from its buffer when wait() raises.
   std::vector<uint64_t> take_ended();

@@ -101,19 +101,25 @@ void Engine::progress_until(Lock& lock, const std::function<void()>& interrupted
   }
 }
 
-// Finds ranks of this host whose processes are no more, while the launcher goes on without them, as
-// MPICH's may after an exit. What they have sent may be on its way: so not at the first look.
+// Finds ranks that are no more: at once where the transport has lost them, and else those of this
+// host whose processes are gone while the launcher goes on without them, as MPICH's may after an
+// exit. What these have sent may be on its way: so not at the first look.
 void Engine::look_at_peers(int64_t now) {
+  const auto raise = [](int rank) {
+    throw RankFailedError("rank " + std::to_string(rank) +
+                          " has ended without shutdown(), so what it takes part in cannot end: "
+                          "find what ended its process (a crash, os._exit, too little memory) and "
+                          "start the job again");
+  };
+  for (const int rank : transport_->lost()) {
+    if (!left_[static_cast<size_t>(rank)]) raise(rank);
+  }
   if (!window_ || now < next_look_at_peers_ns_) return;
   next_look_at_peers_ns_ = now + kLookAtPeersNs;
   for (int rank = 0; rank < size_; ++rank) {
     const auto peer = static_cast<size_t>(rank);
     if (left_[peer] || !window_->reaches(rank) || !window_->has_ended(rank)) continue;
-    if (missed_.insert(rank).second) continue;
-    throw RankFailedError("rank " + std::to_string(rank) +
-                          " has ended without shutdown(), so what it takes part in cannot end: "
-                          "find what ended its process (a crash, os._exit, too little memory) and "
-                          "start the job again");
+    if (!missed_.insert(rank).second) raise(rank);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace ringdl {
 
@@ -57,6 +58,13 @@ class Transport {
   /// Withdraws a posted receive, waiting for the layer below if it must; its owner is not told.
   /// Returns false if a message had been matched already: it has then been received.
   virtual bool withdraw(Ticket receive) = 0;
+
+  /// Ranks that are known to take and send no more messages, in the order in which that was found.
+  /// What they had sent has been received; sends to them end, and receives from them never do.
+  virtual const std::vector<int>& lost() const {
+    static const std::vector<int> none;
+    return none;
+  }
 
   /// Messages may have been sent that nobody will receive: see to it that no later transport
   /// receives them.

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "transport/transport.h"
 
@@ -37,6 +38,7 @@ class Hooked final : public Transport {
     hooks_.withdrawn();
     return free;
   }
+  const std::vector<int>& lost() const override { return below_->lost(); }
 
  private:
   std::unique_ptr<Transport> below_;

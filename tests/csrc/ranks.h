@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -9,6 +10,7 @@
 #include "check.h"
 #include "engine/engine.h"
 #include "engine/gradient_buckets.h"
+#include "sockets.h"
 #include "transport/loopback/loopback.h"
 
 namespace ringdl::check {
@@ -61,12 +63,20 @@ inline std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Engin
 using EngineBody = std::function<void(const std::shared_ptr<Engine>&)>;
 using TransportWrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
+/// Messages through memory, or through sockets where RINGDL_TEST_TRANSPORT=tcp, whatever the
+/// options.
+inline std::vector<std::unique_ptr<Transport>> make_transports(int size, LoopbackOptions options) {
+  const char* const wanted = std::getenv("RINGDL_TEST_TRANSPORT");
+  const bool is_tcp = wanted != nullptr && std::string(wanted) == "tcp";
+  return is_tcp ? make_tcp(size) : make_loopback(size, options);
+}
+
 /// Runs `body` on `size` ranks, each a thread with an engine of its own, and shuts them down.
 /// An exception on one rank is a failed check.
 /// @param wrap  if given, puts something between each rank's engine and its transport
 inline void run_engines(int size, EngineOptions options, LoopbackOptions loopback,
                         const EngineBody& body, const TransportWrap& wrap = {}) {
-  auto transports = make_loopback(size, loopback);
+  auto transports = make_transports(size, loopback);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {

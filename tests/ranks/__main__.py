@@ -1,4 +1,4 @@
-"""Runs the checks on the ranks that MPI has started, all in the same order.
+"""Runs the checks on the ranks that MPI, or torchrun, has started, all in the same order.
 
 A check that fails on one rank must not hang the others: whoever then waits for that rank gets a
 StallError after 20 s. After each check the ranks gather what went wrong, past ringdl, and go on
@@ -26,10 +26,9 @@ HANG_SECONDS = 100
 
 os.environ.setdefault("RINGDL_TIMEOUT", "20")
 
-from mpi4py import MPI  # noqa: E402
-
 import ringdl  # noqa: E402
 from ringdl import _default  # noqa: E402
+from tests.ranks._outside import IS_MPI, world  # noqa: E402
 
 _given_up: list[ringdl.Communicator] = []
 
@@ -56,21 +55,12 @@ def run_check(check: Callable[..., None]) -> str:
             check()
     except Exception:
         text = traceback.format_exc()
-        if MPI.COMM_WORLD.size > 1:  # others may wait for this rank, and nothing be gathered
-            print(f"on rank {MPI.COMM_WORLD.rank}: {text}", file=sys.stderr, flush=True)
+        if world.size > 1:  # others may wait for this rank, and nothing be gathered
+            print(f"on rank {world.rank}: {text}", file=sys.stderr, flush=True)
         return text
     finally:
         faulthandler.cancel_dump_traceback_later()
     return ""
-
-
-def gather(mine: str) -> list[str]:
-    """The texts of all ranks, on all ranks; waiting costs no CPU that the others need."""
-    request = MPI.COMM_WORLD.Ibarrier()
-    while not request.Test():
-        time.sleep(0.001)
-    texts: list[str] = MPI.COMM_WORLD.allgather(mine)
-    return texts
 
 
 def start_afresh() -> None:
@@ -90,7 +80,7 @@ def main() -> int:
         "-k", dest="pattern", default="", help="only checks with this in their name"
     )
     chosen = parser.parse_args()
-    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    rank, size = world.rank, world.size
     here = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     names = chosen.modules or sorted(name for name in here if not name.startswith("_"))
 
@@ -98,10 +88,12 @@ def main() -> int:
     failed: list[str] = []
     for name, check in checks_of(names, chosen.pattern):
         is_slow = getattr(check, "seconds", False)
+        if getattr(check, "mpi", False) and not IS_MPI:
+            continue
         if getattr(check, "ranks", 1) > size or (chosen.quick if is_slow else chosen.slow):
             continue
         begin = time.monotonic()
-        texts = gather(run_check(check))
+        texts = world.gather(run_check(check))
         seconds[name] = round(time.monotonic() - begin, 3)
         if not any(texts):
             continue
@@ -117,10 +109,8 @@ def main() -> int:
             chosen.json.write_text(json.dumps(report, indent=1))
         print(f"{len(seconds)} checks on {size} ranks, {len(failed)} failed", *failed, flush=True)
     if failed:  # works are stuck for good: only an abort ends them
-        gather("")
-        if rank == 0:
-            MPI.COMM_WORLD.Abort(1)
-        time.sleep(60)
+        world.gather("")
+        world.abort()
     return 1 if failed or not seconds else 0
 
 

@@ -184,7 +184,7 @@ def check_refused_algorithms(comm: Communicator) -> None:
     assert comm.stats()["works_in_flight"] <= in_flight
 
 
-@needs(processes=True)
+@needs(processes=True, mpi=True)
 def check_by_mpi(comm: Communicator) -> None:
     """MPI's own allreduce is right where it is taken, and refused where it cannot be."""
     for count in (0, 1, 2003, 30_011):

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from mpi4py import MPI
 
 import ringdl
+from tests.ranks._outside import world
 from tests.ranks.support import bits, expect, needs
 
 
@@ -31,7 +31,7 @@ def check_again_and_again() -> None:
             ringdl.rank()
         comm = ringdl.init()
         assert ringdl.init() is comm, "a second time changes nothing"
-        assert (ringdl.rank(), ringdl.size()) == (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        assert (ringdl.rank(), ringdl.size()) == (world.rank, world.size)
         assert ringdl.allreduce(np.full(50_000, i), ringdl.Sum)[0] == i * ringdl.size()
         buckets = ringdl.Buckets([("w", (10_000,), "float32")])
         buckets.ready(0)
@@ -123,9 +123,11 @@ def check_shutdown_waits_for_late_ranks() -> None:
     ringdl.init()
 
 
-@needs(ranks=2)
+@needs(ranks=2, mpi=True)
 def check_groups() -> None:
     """A communicator of some of the ranks, in another order."""
+    from mpi4py import MPI
+
     ringdl.shutdown()
     size, rank = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
     group = MPI.COMM_WORLD.Split(color=rank % 2, key=-rank)

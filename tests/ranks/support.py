@@ -19,7 +19,7 @@ Check = TypeVar("Check", bound=Callable[..., None])
 
 
 def needs(
-    *, ranks: int = 1, processes: bool = False, seconds: bool = False
+    *, ranks: int = 1, processes: bool = False, seconds: bool = False, mpi: bool = False
 ) -> Callable[[Check], Check]:
     """Say what a check needs, else it is skipped.
 
@@ -27,10 +27,11 @@ def needs(
         ranks: so many at least.
         processes: ranks that are processes, not threads.
         seconds: time, as it has to wait for what takes long; only run where that is asked for.
+        mpi: ranks that are MPI's.
     """
 
     def mark(check: Check) -> Check:
-        vars(check).update(ranks=ranks, processes=processes, seconds=seconds)
+        vars(check).update(ranks=ranks, processes=processes, seconds=seconds, mpi=mpi)
         return check
 
     return mark

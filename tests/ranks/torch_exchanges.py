@@ -102,7 +102,7 @@ def check_grouped(comm: Communicator) -> None:
         assert result.tolist() == [total] * 9
 
 
-@needs(processes=True)
+@needs(processes=True, mpi=True)
 def check_by_mpi(comm: Communicator) -> None:
     x = torch.full((4, 6), float(comm.rank))[:, ::2]
     assert comm.allreduce_(x, algorithm="mpi") is x
