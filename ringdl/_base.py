@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ringdl import _engine
+from ringdl._errors import UsageError
 from ringdl._work import Work
 
 if TYPE_CHECKING:
     from ringdl._arrays import Operand
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+AnyBase = TypeVar("AnyBase", bound="Base")
 
 
 class Base:
@@ -38,6 +45,26 @@ class Base:
         """How many ranks take part."""
         return self._engine.size if self._group is None else len(self._group.ranks)
 
+    def _refuse(
+        self,
+        error: Exception,
+        kind: _engine.Kind,
+        *names: str | None,
+        group: _engine.Group | None = None,
+    ) -> None:
+        """Tell the other ranks that calls of these names cannot be made here; they count as made.
+
+        They get a MismatchError from theirs, which would wait for this rank, or be matched with its
+        next one. Told once, however many callers `error` passes through.
+        """
+        if getattr(error, "_is_told", False):
+            return
+        error._is_told = True  # type: ignore[attr-defined]
+        with suppress(Exception):  # a rank that can tell nothing, as it is shut down, say
+            for name in names:
+                text = name if isinstance(name, str) else ""
+                self._engine.refuse(kind, text, group or self._group, str(error))
+
     def _submit(
         self,
         kind: _engine.Kind,
@@ -50,6 +77,8 @@ class Base:
         **call: Any,
     ) -> Work:
         """Start a work; `finish` turns it, once it has ended, into what the caller gets."""
+        if not isinstance(name, str | None):
+            raise UsageError(f"name is {name!r}; pass a string, or None")
         work = self._engine.submit(
             kind,
             None if operand is None else operand.array,
@@ -61,3 +90,30 @@ class Base:
         if is_async:
             self._engine.wake()
         return Work(self._engine, work, self._timeout, lambda: finish(work))
+
+
+def refusing(
+    kind: _engine.Kind,
+) -> Callable[
+    [Callable[Concatenate[AnyBase, str | None, P], Result]],
+    Callable[Concatenate[AnyBase, str | None, P], Result],
+]:
+    """Of a method that submits a collective of this kind under a name, its first argument.
+
+    What it raises before it has submitted anything is told to the other ranks: see `Base._refuse`.
+    """
+
+    def decorate(
+        method: Callable[Concatenate[AnyBase, str | None, P], Result],
+    ) -> Callable[Concatenate[AnyBase, str | None, P], Result]:
+        @wraps(method)
+        def call(self: AnyBase, name: str | None, *args: P.args, **kwargs: P.kwargs) -> Result:
+            try:
+                return method(self, name, *args, **kwargs)
+            except Exception as error:
+                self._refuse(error, kind, name)
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate

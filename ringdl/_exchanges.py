@@ -7,7 +7,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ringdl import _arrays
-from ringdl._base import Base
+from ringdl._base import Base, refusing
 from ringdl._engine import Kind
 from ringdl._errors import UsageError
 
@@ -48,15 +48,15 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: no such root, or not an array that can travel.
         """
-        return self._broadcast(x, root, name, is_async=False).wait(timeout)
+        return self._broadcast(name, x, root, is_async=False).wait(timeout)
 
     def broadcast_async(self, x: Any, root: int = 0, name: str | None = None) -> Work:
         """Like `broadcast`, but return at once."""
-        return self._broadcast(_arrays.copy_of(x), root, name, is_async=True)
+        return self._broadcast(name, _arrays.copy_of(x), root, is_async=True)
 
     def broadcast_async_(self, x: Any, root: int = 0, name: str | None = None) -> Work:
         """Like `broadcast_`, but return at once. `x` is off limits until the work has ended."""
-        return self._broadcast(x, root, name, is_async=True)
+        return self._broadcast(name, x, root, is_async=True)
 
     def allgather(self, x: Any, name: str | None = None, timeout: float | None = None) -> Any:
         """Collect the arrays of all ranks along axis 0, in rank order.
@@ -78,11 +78,11 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: not an array that can travel.
         """
-        return self._allgather(x, name, is_async=False).wait(timeout)
+        return self._allgather(name, x, is_async=False).wait(timeout)
 
     def allgather_async(self, x: Any, name: str | None = None) -> Work:
         """Like `allgather`, but return at once. `x` must not change until the work has ended."""
-        return self._allgather(x, name, is_async=True)
+        return self._allgather(name, x, is_async=True)
 
     def alltoall(
         self,
@@ -111,13 +111,13 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: splits that do not fit, or not an array that can travel.
         """
-        return self._alltoall(x, splits, name, is_async=False).wait(timeout)
+        return self._alltoall(name, x, splits, is_async=False).wait(timeout)
 
     def alltoall_async(
         self, x: Any, splits: Sequence[int] | None = None, name: str | None = None
     ) -> Work:
         """Like `alltoall`, but return at once. `x` must not change until the work has ended."""
-        return self._alltoall(x, splits, name, is_async=True)
+        return self._alltoall(name, x, splits, is_async=True)
 
     def gather(
         self, x: Any, root: int = 0, name: str | None = None, timeout: float | None = None
@@ -139,11 +139,11 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: no such root, or not an array that can travel.
         """
-        return self._gather(x, root, name, is_async=False).wait(timeout)
+        return self._gather(name, x, root, is_async=False).wait(timeout)
 
     def gather_async(self, x: Any, root: int = 0, name: str | None = None) -> Work:
         """Like `gather`, but return at once. `x` must not change until the work has ended."""
-        return self._gather(x, root, name, is_async=True)
+        return self._gather(name, x, root, is_async=True)
 
     def scatter(
         self,
@@ -172,7 +172,7 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: no such root, splits that do not fit, or not an array that can travel.
         """
-        return self._scatter(x, root, splits, name, is_async=False).wait(timeout)
+        return self._scatter(name, x, root, splits, is_async=False).wait(timeout)
 
     def scatter_async(
         self,
@@ -182,7 +182,7 @@ class Exchanges(Base):
         name: str | None = None,
     ) -> Work:
         """Like `scatter`, but return at once. `x` must not change until the work has ended."""
-        return self._scatter(x, root, splits, name, is_async=True)
+        return self._scatter(name, x, root, splits, is_async=True)
 
     def send(
         self, x: Any, dest: int, name: str | None = None, timeout: float | None = None
@@ -224,31 +224,38 @@ class Exchanges(Base):
 
         By dissemination (Hensgen, Finkel and Manber 1988): ceil(log2(size)) rounds.
         """
-        self._submit(Kind.barrier, None, name, lambda _: None).wait(timeout)
+        self._barrier(name, is_async=False).wait(timeout)
 
     def barrier_async(self, name: str | None = None) -> Work:
         """Like `barrier`, but return at once; the work ends when all ranks have called."""
-        return self._submit(Kind.barrier, None, name, lambda _: None, is_async=True)
+        return self._barrier(name, is_async=True)
 
-    def _broadcast(self, x: Any, root: int, name: str | None, *, is_async: bool) -> Work:
+    @refusing(Kind.barrier)
+    def _barrier(self, name: str | None, *, is_async: bool) -> Work:
+        return self._submit(Kind.barrier, None, name, lambda _: None, is_async=is_async)
+
+    @refusing(Kind.broadcast)
+    def _broadcast(self, name: str | None, x: Any, root: int, *, is_async: bool) -> Work:
         target = _arrays.operand(x, written=True)
         return self._submit(
             Kind.broadcast,
             target,
             name,
             lambda _: target.write_back(),
-            root=root,
+            root=_rank_number(root, "root"),
             is_async=is_async,
         )
 
-    def _allgather(self, x: Any, name: str | None, *, is_async: bool) -> Work:
+    @refusing(Kind.allgather)
+    def _allgather(self, name: str | None, x: Any, *, is_async: bool) -> Work:
         source = _arrays.operand(x, written=False)
         return self._submit(
             Kind.allgather, source, name, lambda work: _rows_of(x, work)[0], is_async=is_async
         )
 
+    @refusing(Kind.alltoall)
     def _alltoall(
-        self, x: Any, splits: Sequence[int] | None, name: str | None, *, is_async: bool
+        self, name: str | None, x: Any, splits: Sequence[int] | None, *, is_async: bool
     ) -> Work:
         source = _arrays.operand(x, written=False)
         if x.ndim == 0:
@@ -258,7 +265,9 @@ class Exchanges(Base):
                 f"alltoall without splits gives all ranks the same number of rows, but "
                 f"{x.shape[0]} rows are not divisible by {self.size} ranks; pass splits"
             )
-        dealt = [x.shape[0] // self.size] * self.size if splits is None else [*map(index, splits)]
+        dealt = (
+            [x.shape[0] // self.size] * self.size if splits is None else _rows("alltoall", splits)
+        )
 
         def finish(work: _engine.Work) -> Any:
             rows, counts = _rows_of(x, work)
@@ -266,8 +275,10 @@ class Exchanges(Base):
 
         return self._submit(Kind.alltoall, source, name, finish, splits=dealt, is_async=is_async)
 
-    def _gather(self, x: Any, root: int, name: str | None, *, is_async: bool) -> Work:
+    @refusing(Kind.gather)
+    def _gather(self, name: str | None, x: Any, root: int, *, is_async: bool) -> Work:
         source = _arrays.operand(x, written=False)
+        root = _rank_number(root, "root")
         is_root = self.rank == root
         return self._submit(
             Kind.gather,
@@ -278,16 +289,18 @@ class Exchanges(Base):
             is_async=is_async,
         )
 
+    @refusing(Kind.scatter)
     def _scatter(
         self,
+        name: str | None,
         x: Any,
         root: int,
         splits: Sequence[int] | None,
-        name: str | None,
         *,
         is_async: bool,
     ) -> Work:
         source = _arrays.operand(x, written=False)
+        root = _rank_number(root, "root")
         if x.ndim == 0:
             raise UsageError("scatter deals rows, and an array without axes has none")
         size, rows = self.size, x.shape[0]
@@ -299,28 +312,62 @@ class Exchanges(Base):
             name,
             lambda work: _rows_of(x, work)[0],
             root=root,
-            splits=[*map(index, splits)] if self.rank == root else [],
+            splits=_rows("scatter", splits) if self.rank == root else [],
             is_async=is_async,
         )
 
     def _send(self, x: Any, dest: int, name: str | None, *, is_async: bool) -> Work:
-        source = _arrays.operand(x, written=False)
-        pair = self._engine.pair(self.rank, dest, self._group)
-        return self._submit(
-            Kind.message, source, name, lambda _: None, group=pair, is_async=is_async
-        )
+        pair = self._engine.pair(self.rank, _rank_number(dest, "dest"), self._group)
+        try:
+            source = _arrays.operand(x, written=False)
+            return self._submit(
+                Kind.message, source, name, lambda _: None, group=pair, is_async=is_async
+            )
+        except Exception as error:
+            self._refuse(error, Kind.message, name, group=pair)
+            raise
 
     def _recv(self, x: Any, source: int, name: str | None, *, is_async: bool) -> Work:
-        target = _arrays.operand(x, written=True)
-        pair = self._engine.pair(source, self.rank, self._group)
-        return self._submit(
-            Kind.message,
-            target,
-            name,
-            lambda _: target.write_back(),
-            group=pair,
-            is_async=is_async,
-        )
+        pair = self._engine.pair(_rank_number(source, "source"), self.rank, self._group)
+        try:
+            target = _arrays.operand(x, written=True)
+            return self._submit(
+                Kind.message,
+                target,
+                name,
+                lambda _: target.write_back(),
+                group=pair,
+                is_async=is_async,
+            )
+        except Exception as error:
+            self._refuse(error, Kind.message, name, group=pair)
+            raise
+
+
+def _rank_number(rank: Any, what: str) -> int:
+    """What `root`, `dest` and `source` have to be.
+
+    Raises:
+        UsageError: no whole number.
+    """
+    try:
+        return index(rank)
+    except TypeError:
+        raise UsageError(f"{what} is {rank!r}; pass the number of a rank") from None
+
+
+def _rows(what: str, splits: Any) -> list[int]:
+    """How many rows each rank gets.
+
+    Raises:
+        UsageError: these are no whole numbers.
+    """
+    try:
+        return [index(rows) for rows in (splits.tolist() if hasattr(splits, "tolist") else splits)]
+    except TypeError:
+        raise UsageError(
+            f"{what}: splits is {splits!r}; pass a list of whole numbers, the rows for each rank"
+        ) from None
 
 
 def _rows_of(like: Any, work: _engine.Work) -> tuple[Any, list[int]]:

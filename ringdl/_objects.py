@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ringdl._engine import Kind
 from ringdl._exchanges import Exchanges
 from ringdl._work import one_of_several_steps
 
@@ -33,7 +34,11 @@ class Objects(Exchanges):
 
         import numpy as np
 
-        payload = _pickled(obj) if self.rank == root else np.empty(0, np.uint8)
+        try:
+            payload = _pickled(obj) if self.rank == root else np.empty(0, np.uint8)
+        except Exception as error:
+            self._refuse(error, Kind.broadcast, name)
+            raise
         with one_of_several_steps():
             length = self.broadcast_(np.array([len(payload)]), root, name, timeout)
             if self.rank != root:
@@ -58,7 +63,11 @@ class Objects(Exchanges):
 
         import numpy as np
 
-        payload = _pickled(obj)
+        try:
+            payload = _pickled(obj)
+        except Exception as error:
+            self._refuse(error, Kind.allgather, name)
+            raise
         with one_of_several_steps():
             lengths = self.allgather(np.array([len(payload)]), name, timeout)
             data = self.allgather(payload, name, timeout)

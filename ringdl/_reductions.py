@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ringdl import _arrays, _engine, _fusion
 from ringdl._adasum import Adasum, AdasumOp
-from ringdl._base import Base
+from ringdl._base import Base, refusing
 from ringdl._engine import Algorithm, DType, Kind, Reduction
 from ringdl._errors import UsageError
 from ringdl._work import GroupedWork, Work, one_of_several_steps
@@ -80,14 +80,18 @@ class Reductions(Base):
     ) -> Any:
         """Like `allreduce`, in place: no copy is made of a contiguous array. Returns `x`."""
         if name is None and algorithm is None and compression is None and self._group is None:
-            begun = self._engine.allreduce_now(x, op)
+            try:
+                begun = self._engine.allreduce_now(x, op)
+            except UsageError as error:
+                self._refuse(error, Kind.allreduce, name)
+                raise
             if begun is True:
                 return x
             if isinstance(begun, _engine.Work):
                 return self._finish_allreduce(begun, x, timeout)
         if algorithm == "mpi":
             return self._allreduce_by_mpi(x, op, name, timeout)
-        return self._allreduce(x, op, name, algorithm, compression, is_async=False).wait(timeout)
+        return self._allreduce(name, x, op, algorithm, compression, is_async=False).wait(timeout)
 
     def allreduce_async(
         self,
@@ -112,12 +116,7 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> Work:
         """Like `allreduce_`, but return at once. `x` is off limits until the work has ended."""
-        if algorithm == "mpi":
-            raise UsageError(
-                "MPI's own allreduce is blocking only; call allreduce() or allreduce_(), or take "
-                "another algorithm"
-            )
-        return self._allreduce(x, op, name, algorithm, compression, is_async=True)
+        return self._allreduce(name, x, op, algorithm, compression, is_async=True)
 
     def grouped_allreduce(
         self,
@@ -180,16 +179,24 @@ class Reductions(Base):
         Raises:
             UsageError: one of them cannot be reduced; nothing has been submitted then.
         """
-        operands = [_arrays.operand(x, written=True) for x in xs]
-        for operand in operands:
-            _arrays.dtype_of(operand)
-            _operation(op, operand)
-        parts = [(each, []) for each in operands] if op is Adasum else _fusion.fuse(operands)
+        operands: list[_arrays.Operand] = []
+        refused: UsageError | None = None
+        for x in xs:
+            try:
+                operand = _arrays.operand(x, written=True)
+                _arrays.dtype_of(operand)
+                operands.append(operand)
+                _operation(op, operand)
+            except UsageError as error:
+                refused = refused or error
+        parts = _parts(operands, op)
+        if refused is not None:  # an array that is none counts as one that travels with others
+            self._refuse(refused, Kind.allreduce, *_part_names(name, max(1, len(parts))))
+            raise refused
         works = []
-        for number, (operand, _) in enumerate(parts):
-            part_name = None if name is None else f"{name} ({number + 1} of {len(parts)})"
+        for part_name, (operand, _) in zip(_part_names(name, len(parts)), parts, strict=True):
             wire = compression if _arrays.dtype_of(operand) == DType.float32 else None
-            works.append(self._reduce(operand, op, part_name, None, wire, is_async=True))
+            works.append(self._reduce(part_name, operand, op, None, wire, is_async=True))
 
         def finish() -> list[Any]:
             for part in parts:
@@ -225,7 +232,7 @@ class Reductions(Base):
             StallError: some rank has not come in time.
             UsageError: not an array that can be reduced, or one without axes.
         """
-        return self._reducescatter(x, op, name, is_async=False).wait(timeout)
+        return self._reducescatter(name, x, op, is_async=False).wait(timeout)
 
     def reducescatter_async(
         self,
@@ -234,26 +241,33 @@ class Reductions(Base):
         name: str | None = None,
     ) -> Work:
         """Like `reducescatter`, but return at once; `x` must not change until the work ends."""
-        return self._reducescatter(x, op, name, is_async=True)
+        return self._reducescatter(name, x, op, is_async=True)
 
+    @refusing(Kind.allreduce)
     def _allreduce(
         self,
+        name: str | None,
         x: Any,
         op: Op,
-        name: str | None,
         algorithm: AlgorithmName | None,
         compression: CompressionName | None,
         *,
         is_async: bool,
     ) -> Work:
+        if is_async and algorithm == "mpi":
+            raise UsageError(
+                "MPI's own allreduce is blocking only; call allreduce() or allreduce_(), or take "
+                "another algorithm"
+            )
         operand = _arrays.operand(x, written=True)
-        return self._reduce(operand, op, name, algorithm, compression, is_async=is_async)
+        return self._reduce(name, operand, op, algorithm, compression, is_async=is_async)
 
+    @refusing(Kind.allreduce)
     def _reduce(
         self,
+        name: str | None,
         operand: _arrays.Operand,
         op: Op,
-        name: str | None,
         algorithm: AlgorithmName | None,
         compression: CompressionName | None,
         *,
@@ -274,7 +288,8 @@ class Reductions(Base):
             **_operation(op, operand),
         )
 
-    def _reducescatter(self, x: Any, op: Op, name: str | None, *, is_async: bool) -> Work:
+    @refusing(Kind.reducescatter)
+    def _reducescatter(self, name: str | None, x: Any, op: Op, *, is_async: bool) -> Work:
         operand = _arrays.operand(x, written=False)
         if op is Adasum:
             raise UsageError("Adasum needs arrays whole; take allreduce, not reducescatter")
@@ -298,11 +313,15 @@ class Reductions(Base):
         return Work(self._engine, begun, self._timeout, lambda: x).wait(timeout)
 
     def _allreduce_by_mpi(self, x: Any, op: Op, name: str | None, timeout: float | None) -> Any:
-        if not isinstance(op, Reduction):
-            raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
-        operand = _arrays.operand(x, written=True)
+        try:
+            if not isinstance(op, Reduction):
+                raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
+            operand = _arrays.operand(x, written=True)
+        except UsageError as error:
+            self._refuse(error, Kind.allreduce, name)
+            raise
         with one_of_several_steps():
-            work = self._reduce(operand, op, name, "mpi", None, is_async=False)
+            work = self._reduce(name, operand, op, "mpi", None, is_async=False)
             work.wait(timeout)  # all have come
         self._reduce_by_mpi(operand, op)
         return operand.write_back()
@@ -310,6 +329,18 @@ class Reductions(Base):
     @abstractmethod
     def _reduce_by_mpi(self, operand: _arrays.Operand, op: Reduction) -> None:
         """MPI's own Allreduce, in place, once all ranks are known to have come."""
+
+
+def _parts(operands: list[_arrays.Operand], op: Op) -> list[tuple[_arrays.Operand, list[Any]]]:
+    """What is reduced at once, of the arrays of a group."""
+    return [(each, []) for each in operands] if op is Adasum else _fusion.fuse(operands)
+
+
+def _part_names(name: str | None, count: int) -> list[str | None]:
+    """What the parts of a group are matched by."""
+    return [
+        None if name is None else f"{name} ({number} of {count})" for number in range(1, count + 1)
+    ]
 
 
 def wire_dtype(name: str | None) -> DType | None:

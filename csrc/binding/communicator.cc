@@ -162,6 +162,18 @@ void bind_communicator(nb::module_& module) {
            nb::arg("output").none() = nb::none(), nb::arg("compression").none() = nb::none())
       .def("allreduce_now", &allreduce_now, nb::arg("x").none(), nb::arg("op").none())
       .def(
+          "refuse",
+          [](Communicator& self, Kind kind, const std::string& name, SharedGroup group,
+             const std::string& why) {
+            Call call;
+            call.kind = kind;
+            call.name = name;
+            call.group = std::move(group);
+            const nb::gil_scoped_release release;
+            self.engine->refuse(call, why);
+          },
+          nb::arg("kind"), nb::arg("name"), nb::arg("group").none(), nb::arg("why"))
+      .def(
           "group",
           [](const Communicator& self, std::vector<int> ranks, uint64_t salt) {
             SharedGroup group =

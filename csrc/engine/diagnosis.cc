@@ -296,6 +296,10 @@ void Diagnosis::end_round() {
   if (round.empty()) return;
   why = "ranks wait for one another, each for what another one has not submitted: " + why +
         "have all ranks make the same calls, under the same names";
+  const bool is_training = std::any_of(round.begin(), round.end(), [](const Question& question) {
+    return question.key.space == KeySpace::kBucket;
+  });
+  if (is_training) why += "; a rank that has no batch left calls join()";
   // A rank goes on as soon as what it waits for fails, so it first hears what it has to skip.
   for (const Answer answer : {Answer::kMissing, Answer::kSubmitted}) {
     for (const Question& question : round) {

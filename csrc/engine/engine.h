@@ -84,6 +84,12 @@ class Engine final : private Diagnosis::Host {
   /// Whether all ranks share memory, so that this is faster than submit().
   bool has_slots() const { return slots_ != nullptr && !wanted_; }
 
+  /// Instead of submit(), for a call that cannot be right: the call counts as made, so that this
+  /// rank's later calls are matched as if it had been, and fails on all other ranks of its group.
+  /// @param call  its kind, name and group; the rest is not looked at
+  /// @param why  a sentence, which they get as MismatchError
+  void refuse(const Call& call, const std::string& why);
+
   /// Has the progress thread take notice of works that nobody is going to wait for at once.
   void wake();
 

@@ -12,6 +12,13 @@ int previous_in(const Group& group) {
   return group.ranks[static_cast<size_t>((group.rank + group.size() - 1) % group.size())];
 }
 
+const char* cure_of_leaving(const Key& key) {
+  return key.space == KeySpace::kBucket
+             ? "Have all ranks make the same number of steps, or, if they have different numbers "
+               "of batches, call join() after the last one"
+             : "Have all ranks make the same calls before they end";
+}
+
 }  // namespace
 
 void Engine::handle(const ControlMessage& message) {
@@ -116,6 +123,26 @@ void Engine::compare(Work& work, int from, const Description& theirs) {
              false, work.description.joins});
 }
 
+void Engine::refuse(const Call& call, const std::string& why) {
+  Lock lock = lock_for_call();
+  note_submitter();
+  const SharedGroup& group = call.group ? call.group : all_;
+  const Key key = key_of(call, *group);
+  const bool is_in_slots =
+      slots_ && call.kind == Kind::kAllreduce && key.space == KeySpace::kUnnamed && group->is_all();
+  if (is_in_slots) slots_->pass(key.instance);
+  matching_.advance(key);
+  matching_.take(key);
+  const std::string label = label_of(key, describe(call), *group);
+  const Failure failure{"rank " + std::to_string(rank_) + " cannot make " + label + ": " + why,
+                        false, next_meeting()};
+  transport_->expect_stray_messages();
+  for (const int to : group->ranks) {
+    if (to != rank_) tell_failure(to, MessageType::kMismatch, key, failure);
+  }
+  progress();
+}
+
 // The key is copied: the work ends with the last call.
 void Engine::fail_everywhere(const Work& work, const Failure& why) {
   const Key key = work.key;
@@ -191,7 +218,7 @@ void Engine::fail_for_left(const Key& key, int left_rank) {
   fail_everywhere(*work,
                   {"rank " + std::to_string(left_rank) + " has shut down without submitting " +
                        work->label() + ", for which rank " + std::to_string(rank_) +
-                       " waits. Have all ranks make the same calls before they end",
+                       " waits. " + cure_of_leaving(key),
                    false, work->description.joins});
 }
 
