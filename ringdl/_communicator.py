@@ -32,6 +32,7 @@ class Shared:
         mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
         next_bucket: buckets have numbers that their ranks agree on, and each rank uses once.
         groups: how often this rank has made each group.
+        checks_replicas: whether wrapped optimizers compare the parameters of all ranks.
     """
 
     def __init__(self, hosts: Sequence[int], mpi: Any = None, vendor: str = "no MPI") -> None:
@@ -43,6 +44,7 @@ class Shared:
         self.mpi = mpi
         self.next_bucket = 0
         self.groups: Counter[tuple[Any, ...]] = Counter()
+        self.checks_replicas = True
 
 
 class Communicator(Reductions, Objects):

@@ -142,6 +142,7 @@ def _set_up(
     communicator = Communicator(engine, settings=settings, shared=shared)
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     communicator._timeout = agreed.timeout
+    shared.checks_replicas = agreed.check_replicas
     engine.set_watchdog(agreed.watchdog, agreed.debug)
     if agreed.shared_memory and communicator.host_count < communicator.size:
         shared.shares_memory = share_memory(communicator, hosts.numbers)

@@ -142,6 +142,13 @@ class Settings:
         "1",
         "0: ranks of one host exchange messages instead of using one another's memory.",
     )
+    check_replicas: bool = _setting(
+        "RINGDL_CHECK_REPLICAS",
+        _BOOLEAN,
+        True,
+        "1",
+        "0: the first `step()` of a wrapped optimizer does not compare the ranks' parameters.",
+    )
 
 
 OTHERS = {

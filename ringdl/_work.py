@@ -80,6 +80,10 @@ class Work(_Waitable):
         seconds = self._timeout if timeout is None else timeout
         return self._wait(lambda: self._engine.wait(self._work, seconds, timeout is None))
 
+    def engine_works(self) -> Iterator[_engine.Work]:
+        """As the engine knows it: without the caller's array."""
+        yield self._work
+
     def __repr__(self) -> str:
         return f"<ringdl.Work {self._work.label}, {'ended' if self.done() else 'in flight'}>"
 
@@ -110,6 +114,11 @@ class GroupedWork(_Waitable):
 
         result: list[Any] = self._wait(until_ended)
         return result
+
+    def engine_works(self) -> Iterator[_engine.Work]:
+        """As the engine knows them."""
+        for work in self._works:
+            yield from work.engine_works()
 
     def __repr__(self) -> str:
         return (

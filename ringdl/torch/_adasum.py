@@ -48,6 +48,7 @@ class Changes:
         named: the parameters, in the same order on every rank.
         compression: 16-bit floats that changes of float32 parameters travel as.
         communicator: the ranks.
+        check_replicas: whether the first step compares the parameters of all ranks.
     """
 
     def __init__(
@@ -55,22 +56,24 @@ class Changes:
         named: NamedParameters,
         compression: CompressionName | None,
         communicator: ringdl.Communicator,
+        check_replicas: bool = True,
     ) -> None:
-        self._named = named
+        self.named = named
+        self._checks_replicas = check_replicas
         self._wire = None if compression is None else getattr(torch, compression)
         self.communicator = communicator
         number = next(_made.setdefault(communicator, itertools.count()))
         self._key = f"ringdl.torch.adasum.{number}"
         self._before: Sequence[torch.Tensor] | None = None
-        self._are_replicas_checked = False
+        self._are_replicas_checked = not check_replicas
         _alive.add(self)
 
     def begin(self) -> None:
         """The optimizer is going to step."""
         if not self._are_replicas_checked:
-            check_replicas(self._named, self.communicator, f"{self._key}.replicas")
+            check_replicas(self.named, self.communicator, f"{self._key}.replicas")
             self._are_replicas_checked = True
-        self._before = [parameter.detach().clone() for _, parameter in self._named]
+        self._before = [parameter.detach().clone() for _, parameter in self.named]
 
     @torch.no_grad()
     def end(self) -> None:
@@ -78,7 +81,7 @@ class Changes:
         if self._before is None:
             return
         before, self._before = self._before, None
-        pairs = [*zip(before, (parameter for _, parameter in self._named), strict=True)]
+        pairs = [*zip(before, (parameter for _, parameter in self.named), strict=True)]
         changes = [self._narrow(parameter - old) for old, parameter in pairs]
         was_checked, self._are_replicas_checked = self._are_replicas_checked, False
         self.communicator.grouped_allreduce_(changes, ringdl.Adasum, self._key)
@@ -88,7 +91,7 @@ class Changes:
 
     def check_again(self) -> None:
         """Compare the parameters of all ranks at the next step."""
-        self._are_replicas_checked = False
+        self._are_replicas_checked = not self._checks_replicas
 
     def _narrow(self, change: torch.Tensor) -> torch.Tensor:
         is_narrowed = self._wire is not None and change.dtype == torch.float32
@@ -104,9 +107,7 @@ def check_changes_again() -> None:
 def combine_steps(optimizer: torch.optim.Optimizer, changes: Changes) -> None:
     """Change the optimizer's class, and combine in each ``step()`` from now on."""
     optimizer._ringdl_changes = changes  # type: ignore[attr-defined]
-    wrap(optimizer, AdasumDistributed)
-    optimizer.register_step_pre_hook(_before_step)
-    optimizer.register_step_post_hook(_after_step)
+    wrap(optimizer, AdasumDistributed, changes.named, _before_step, _after_step)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -11,13 +11,12 @@ over the ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 import ringdl
-from ringdl import _arrays
-from ringdl.torch._handles import Handle, begin
+from ringdl.torch._handles import Handle, begin, copied, is_tracked, require_tensors
 from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl.torch._reduce_ops import gradient_name, part_name
 from ringdl.torch._sparse import begin_sparse
@@ -27,7 +26,7 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: AnySet = global_process_set
 ) -> torch.Tensor:
     """The tensors of all ranks, joined along axis 0, where their lengths may differ."""
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if is_tracked(tensor):
         result: torch.Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
         return result
     gathered: torch.Tensor = allgather_async(tensor, name, process_set).wait()
@@ -41,6 +40,7 @@ def allgather_async(
     communicator = communicator_of(process_set)
 
     def start(key: str | None) -> Handle:
+        require_tensors(tensor)
         work = communicator.allgather_async(tensor, key)
         return Handle([work], work.wait)
 
@@ -54,7 +54,7 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """`allgather` of each tensor."""
     tensors = [*tensors]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if any(is_tracked(tensor) for tensor in tensors):
         return [
             allgather(tensor, part_name(name, number), process_set)
             for number, tensor in enumerate(tensors)
@@ -83,10 +83,10 @@ def broadcast(
     process_set: AnySet = global_process_set,
 ) -> torch.Tensor:
     """The tensor of ``root_rank``, in a new tensor."""
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if is_tracked(tensor):
         result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
         return result
-    return broadcast_(_arrays.copy_of(tensor), root_rank, name, process_set)
+    return broadcast_(copied(tensor), root_rank, name, process_set)
 
 
 def broadcast_(
@@ -107,7 +107,7 @@ def broadcast_async(
     process_set: AnySet = global_process_set,
 ) -> Handle:
     """Start `broadcast`; `synchronize` of the handle returns the new tensor."""
-    return broadcast_async_(_arrays.copy_of(tensor), root_rank, name, process_set)
+    return broadcast_async_(copied(tensor), root_rank, name, process_set)
 
 
 def broadcast_async_(
@@ -118,10 +118,10 @@ def broadcast_async_(
 ) -> Handle:
     """Start `broadcast_`; ``tensor`` is off limits until `synchronize` of the handle returns it."""
     communicator = communicator_of(process_set)
-    root = root_in(process_set, root_rank)
 
     def start(key: str | None) -> Handle:
-        work = communicator.broadcast_async_(tensor, root, key)
+        require_tensors(tensor)
+        work = communicator.broadcast_async_(tensor, root_in(process_set, root_rank), key)
         return Handle([work], lambda: tensor)
 
     return begin(communicator, "broadcast", name, start)
@@ -139,7 +139,7 @@ def alltoall(
         The rows from all ranks, in their order; if ``splits`` is given, also how many came from
         each.
     """
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if is_tracked(tensor):
         rows, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
     else:
         rows, received = alltoall_async(tensor, splits, name, process_set).wait()
@@ -155,18 +155,12 @@ def alltoall_async(
     """Start `alltoall`; `synchronize` returns the rows and how many came from each, in any case."""
     communicator = communicator_of(process_set)
     dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int32
-    if splits is None:
-        size = communicator.size
-        if tensor.ndim > 0 and tensor.shape[0] % size != 0:
-            raise ringdl.UsageError(
-                f"alltoall without splits gives all ranks the same number of rows, but "
-                f"{tensor.shape[0]} rows are not divisible by {size} ranks; pass splits"
-            )
-        dealt = [tensor.shape[0] // size] * size if tensor.ndim > 0 else []
-    else:
-        dealt = [int(count) for count in splits]
 
     def start(key: str | None) -> Handle:
+        require_tensors(tensor)
+        size, dealt = communicator.size, cast("Sequence[int] | None", splits)
+        if splits is None and tensor.ndim > 0 and tensor.shape[0] % size == 0:
+            dealt = [tensor.shape[0] // size] * size  # so that what came is counted, too
         work = communicator.alltoall_async(tensor, dealt, key)
 
         def finish() -> tuple[torch.Tensor, torch.Tensor]:
@@ -255,7 +249,7 @@ class _Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: AnySet
     ) -> torch.Tensor:
         ctx.call = (root_rank, gradient_name(name), process_set)
-        return broadcast_(_arrays.copy_of(tensor), root_rank, name, process_set)
+        return broadcast_(copied(tensor), root_rank, name, process_set)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:

@@ -66,6 +66,9 @@ class Gradients:
         sparse_as_dense: put sparse gradients into the buckets, too.
         communicator: the ranks.
         predivisor: of dense gradients before they are summed; averages are multiplied by it.
+        check_replicas: whether the first step compares the parameters of all ranks.
+        makes_sparse: what is averaged as dense becomes sparse in the end, for an optimizer that
+            takes nothing else.
 
     Raises:
         UsageError: if a parameter is not on the CPU or not real floating point.
@@ -81,6 +84,8 @@ class Gradients:
         sparse_as_dense: bool,
         communicator: ringdl.Communicator,
         predivisor: float = 1.0,
+        check_replicas: bool = True,
+        makes_sparse: bool = False,
     ) -> None:
         for name, parameter in named_parameters:
             _refuse_unfit(name, parameter)
@@ -90,8 +95,10 @@ class Gradients:
         self.communicator = communicator
         self.step = 0
         """How many steps of the optimizer have ended, since all ranks last joined."""
-        self.are_replicas_checked = False
-        """Whether parameters were found to be equal on all ranks since then."""
+        self._checks_replicas = check_replicas
+        self.are_replicas_checked = not check_replicas
+        """Whether parameters were found to be equal on all ranks since then, or need not be."""
+        self._is_replaced = False
         self.is_local = False
         self.is_pending = False
         """Whether a backward has added to the gradients since they were averaged."""
@@ -104,6 +111,7 @@ class Gradients:
         self.key = f"ringdl.torch.{next(made)}"
         """What its collectives are matched by."""
         self._sparse_as_dense = sparse_as_dense
+        self._makes_sparse = makes_sparse
         self._sparse_dims: dict[int, int] = {}
         self._sums: dict[int, tuple[torch.Tensor, int]] = {}
         """For op=Sum: the gradients as the last round left them, and their versions."""
@@ -121,7 +129,27 @@ class Gradients:
             hook = _make_hook(weakref.ref(self), index)
             handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
             _owners[id(parameter)] = self
-        weakref.finalize(self, _remove_all, handles)
+        self._remove_hooks = weakref.finalize(self, _remove_all, handles)
+
+    def replace(self) -> None:
+        """Others average these parameters from now on, for another optimizer."""
+        self._is_replaced = True
+        self._remove_hooks()
+        for parameter in self._parameters:
+            if _owners.get(id(parameter)) is self:
+                del _owners[id(parameter)]
+
+    def refuse_replaced(self) -> None:
+        """Of calls that would average.
+
+        Raises:
+            UsageError: others average these parameters.
+        """
+        if self._is_replaced:
+            raise ringdl.UsageError(
+                f"the parameter {self._named[0][0]!r} was wrapped again, in another optimizer, "
+                "which has replaced this one: step that one"
+            )
 
     @contextmanager
     def local(self) -> Iterator[None]:
@@ -134,6 +162,7 @@ class Gradients:
 
     def synchronize(self) -> None:
         """Average what is not averaged yet; without any backward, join in."""
+        self.refuse_replaced()
         if self.is_pending or not self._is_averaged:
             self._average()
 
@@ -153,6 +182,7 @@ class Gradients:
             UsageError: on every rank, if rank 0 has had none; on this one, if gradients are being
                 averaged.
         """
+        self.refuse_replaced()
         if self._fused.ready:
             raise ringdl.UsageError(
                 "replan() while gradients are being averaged: call it after step()"
@@ -241,6 +271,8 @@ class Gradients:
                 own[index] = self._parameters[index].grad
         averages = self._reduce(own)
         for index, average in averages.items():
+            if self._makes_sparse and not average.is_sparse:
+                average = average.to_sparse(1)
             if self._parameters[index].grad is not average:
                 self._parameters[index].grad = average
         if self.op == ringdl.Sum:
@@ -340,7 +372,7 @@ class Gradients:
     def start_over(self) -> None:
         """Ranks that may have made another number of steps begin anew, on all of them."""
         self.step = 0
-        self.are_replicas_checked = False
+        self.are_replicas_checked = not self._checks_replicas
         self._sums = {}
         self.expect_round()
 

@@ -1,12 +1,22 @@
-"""What the asynchronous forms return, and the names that are in flight."""
+"""What the asynchronous forms return, and the names that are in flight.
+
+A name is in flight from the call that begins its work until this rank has seen that work end. A
+rank that drops the handle sees no end. Then the name stays in flight until the work has ended and
+any other one after it: what may have ended a moment ago still counts, so whether two calls in a row
+may have one name is not a matter of luck.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+import torch
+
 import ringdl
+from ringdl import _arrays, _engine
 from ringdl._work import GroupedWork, Work, _Waitable
 
 
@@ -54,15 +64,57 @@ class Handle(_Waitable):
         finally:
             self.done()
 
+    def __del__(self) -> None:
+        key = getattr(self, "_key", None)
+        if key is not None:
+            with suppress(ringdl.Error):  # in a forked child, say
+                _dropped[key] = _Dropped([*self._engine_works()], _works_ended(key))
+
     def _free_name(self) -> None:
         if self._key is not None and _in_flight.get(self._key) is self:
             del _in_flight[self._key]
         self._key = None
 
+    def _engine_works(self) -> Iterator[_engine.Work]:
+        for work in self._works:
+            if isinstance(work, Handle):
+                yield from work._engine_works()
+            else:
+                yield from work.engine_works()
+
+
+class _Dropped:
+    """Works whose handle was dropped before this rank saw them end. Keeps no tensors.
+
+    Args:
+        works: all of the handle.
+        works_ended: how many works of this rank had ended by then.
+    """
+
+    def __init__(self, works: list[_engine.Work], works_ended: int) -> None:
+        self._works = works
+        self._last = works_ended + sum(not work.ended for work in works)
+
+    def is_over(self, works_ended: int) -> bool:
+        """Whether they have ended, and another one since."""
+        return works_ended > self._last and all(work.ended for work in self._works)
+
 
 _Key = tuple[ringdl.Communicator, str, str]
 _in_flight: weakref.WeakValueDictionary[_Key, Handle] = weakref.WeakValueDictionary()
 """By communicator, kind and name: what this rank has begun, and has not seen to end."""
+_dropped: dict[_Key, _Dropped] = {}
+"""The same for those that nobody will see to end."""
+
+
+def _works_ended(key: _Key) -> int:
+    return int(key[0].stats()["works"])
+
+
+def _forget_dropped() -> None:
+    for key, dropped in [*_dropped.items()]:
+        if key[0]._engine.is_shut_down or dropped.is_over(_works_ended(key)):
+            del _dropped[key]
 
 
 def begin(
@@ -84,17 +136,57 @@ def begin(
             was submitted.
     """
     if name is None:
-        return start(None)
+        return _started(communicator, kind, None, start)
     key = (communicator, kind, name)
-    if key in _in_flight:
+    if _dropped:
+        _forget_dropped()
+    if key in _in_flight or key in _dropped:
         raise ringdl.UsageError(
             f"{kind} {name!r} is in flight on this rank already; synchronize() it before its name "
             "is used again, or take another name"
         )
-    handle = start(f"{kind}.{name}")
+    handle = _started(communicator, kind, f"{kind}.{name}", start)
     handle._key = key
     _in_flight[key] = handle
     return handle
+
+
+def _started(
+    communicator: ringdl.Communicator,
+    kind: str,
+    name: str | None,
+    start: Callable[[str | None], Handle],
+) -> Handle:
+    try:
+        return start(name)
+    except Exception as error:
+        if kind in _engine.Kind.__members__:  # one work, which the others may wait for
+            communicator._refuse(error, _engine.Kind[kind], name)
+        raise
+
+
+def require_tensors(*tensors: Any) -> None:
+    """Of what collectives of this package are called with.
+
+    Raises:
+        UsageError: something else.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise ringdl.UsageError(
+                f"ringdl.torch takes torch tensors, not {type(tensor).__name__}: pass "
+                "torch.as_tensor(x), or call ringdl's own functions, which take NumPy arrays"
+            )
+
+
+def copied(tensor: Any) -> Any:
+    """A contiguous copy, for the forms that leave their argument alone."""
+    return _arrays.copy_of(tensor) if isinstance(tensor, torch.Tensor) else tensor
+
+
+def is_tracked(tensor: Any) -> bool:
+    """Whether autograd wants to know what becomes of it."""
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
 def synchronize(handle: Any) -> Any:

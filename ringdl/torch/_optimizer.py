@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from ringdl.torch._process_sets import (
     global_process_set,
 )
 from ringdl.torch._state import check_replicas
-from ringdl.torch._wrapped import Alone, Wrapped, refuse_passes, wrap
+from ringdl.torch._wrapped import Alone, Wrapped, refuse_passes, unwrap, wrap
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 NamedParameters = list[tuple[str, torch.Tensor]]
@@ -40,11 +39,14 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: AnySet = global_process_set,
+    check_replicas: bool = True,
 ) -> AnyOptimizer:
     """Make an optimizer average its gradients over all ranks. Collective.
 
     Returns the very same object, its class changed to a subclass: learning-rate schedulers, hooks
-    and references made before stay valid, and ``state_dict()`` is what it was. Gradients are
+    and references made before stay valid, and ``state_dict()`` is what it was. An optimizer may be
+    wrapped again, and so may its parameters, in another one: that replaces what was before, whose
+    ``step()`` is then refused. So a notebook's cell can run twice. Gradients are
     averaged when ``backward()`` returns, so clipping needs no extra call. ``step()`` joins the
     averaging on a rank that had no backward (its gradients count as zeros), and averages what fewer
     passes than ``backward_passes_per_step`` have left: where that may be, call ``synchronize()`` on
@@ -83,20 +85,21 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         num_groups: taken, and without effect, as is `groups`: which gradients travel together is
             the buckets' matter, and does not change any value.
         groups: as `num_groups`.
-        sparse_as_dense: average sparse gradients as dense ones, like all others.
+        sparse_as_dense: average sparse gradients as dense ones, like all others. They stay dense,
+            but for SparseAdam, which takes sparse ones only.
         process_set: whose ranks average: a `ProcessSet` or a `ringdl.Communicator`. On a rank that
             is not in the process set nothing is averaged.
+        check_replicas: whether the first ``step()`` compares the parameters of all ranks; the same
+            on all of them. RINGDL_CHECK_REPLICAS=0 says no for all optimizers.
 
     Raises:
-        UsageError: if it is wrapped already, or names are duplicate or missing.
+        UsageError: if names are duplicate or missing.
         MismatchError: on every rank, if the parameters' names, shapes, dtypes or order differ.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ringdl.UsageError(
             f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}"
         )
-    if isinstance(optimizer, Wrapped):
-        raise ringdl.UsageError("this optimizer is wrapped in DistributedOptimizer already")
     if op not in (ringdl.Average, ringdl.Sum, ringdl.Adasum):
         raise ringdl.UsageError(f"gradients are reduced with Average, Sum or Adasum, not {op}")
     refuse_passes(backward_passes_per_step)
@@ -109,11 +112,13 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         )
     _refuse_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
+    unwrap(optimizer)
     if isinstance(process_set, ProcessSet) and process_set.included() is False:
-        wrap(optimizer, Alone)
+        wrap(optimizer, Alone, named)
         return optimizer
     if isinstance(op, ringdl.AdasumOp):
-        changes = Changes(named, wire_of(compression), communicator_of(process_set))
+        _replace(named)
+        changes = Changes(named, wire_of(compression), communicator_of(process_set), check_replicas)
         combine_steps(optimizer, changes)
         return optimizer
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
@@ -121,7 +126,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         raise ringdl.UsageError(
             "no parameter of this optimizer requires a gradient, so there is nothing to average"
         )
-    _refuse_shared(trained)
+    _replace(trained)
     optimizer._ringdl_gradients = Gradients(  # type: ignore[attr-defined]
         trained,
         op,
@@ -130,12 +135,11 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         sparse_as_dense,
         communicator_of(process_set),
         gradient_predivide_factor,
+        check_replicas,
+        isinstance(optimizer, torch.optim.SparseAdam),
     )
-    optimizer._ringdl_named_parameters = named  # type: ignore[attr-defined]
     optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]  # type: ignore[attr-defined]
-    wrap(optimizer, Distributed)
-    optimizer.register_step_pre_hook(_before_step)
-    optimizer.register_step_post_hook(_after_step)
+    wrap(optimizer, Distributed, named, _before_step, _after_step)
     return optimizer
 
 
@@ -143,11 +147,13 @@ class Distributed(Wrapped):
     """Averages gradients before each step."""
 
     _ringdl_gradients: Gradients
-    _ringdl_named_parameters: NamedParameters
     _ringdl_frozen: NamedParameters
     _ringdl_skips = False
     _ringdl_is_synchronized = False
     _ringdl_has_warned = False
+
+    def _ringdl_unwrap(self) -> None:
+        self._ringdl_gradients.replace()
 
     def synchronize(self) -> None:
         """Average what ``backward()`` has not averaged yet. Collective."""
@@ -199,8 +205,9 @@ def _warn_of_synchronize(optimizer: Distributed) -> None:
     if was_synchronized and not optimizer._ringdl_skips and not optimizer._ringdl_has_warned:
         optimizer._ringdl_has_warned = True
         warnings.warn(
-            "step() after synchronize(): gradients are averaged already, and are not averaged "
-            "again; say so with `with optimizer.skip_synchronize(): optimizer.step()`, or leave "
+            "optimizer.step() called without optimizer.skip_synchronize() after "
+            "optimizer.synchronize(): gradients are averaged already, and are not averaged again; "
+            "say so with `with optimizer.skip_synchronize(): optimizer.step()`, or leave "
             "synchronize() out",
             UserWarning,
             stacklevel=4,
@@ -225,6 +232,7 @@ def _before_step(
     """Runs first in ``step()``, also where a scheduler has replaced ``step`` on the instance."""
     assert isinstance(optimizer, Distributed)
     gradients = optimizer._ringdl_gradients
+    gradients.refuse_replaced()
     _warn_of_synchronize(optimizer)
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not optimizer._ringdl_skips and (gradients.is_pending or closure is None):
@@ -233,8 +241,8 @@ def _before_step(
         if parameter.grad is not None:
             raise ringdl.UsageError(
                 f"the parameter {name!r} has a gradient, but did not require one when the "
-                "optimizer was wrapped, so it is not averaged; unfreeze parameters first, then "
-                "make the optimizer and wrap it"
+                "optimizer was wrapped, so it is not averaged; on all ranks, wrap the optimizer "
+                "again after parameters were unfrozen"
             )
     if not gradients.are_replicas_checked:
         check_replicas(
@@ -298,13 +306,9 @@ def _name_parameters(
     return ordered
 
 
-def _refuse_shared(named: NamedParameters) -> None:
-    """A gradient lives in one bucket, so its parameter has one wrapped optimizer."""
-    if any(find_owner(parameter) for _, parameter in named):
-        gc.collect()  # a dropped optimizer may be part of a cycle
-    for name, parameter in named:
-        if find_owner(parameter):
-            raise ringdl.UsageError(
-                f"the parameter {name!r} belongs to another wrapped optimizer; drop that one, and "
-                "what refers to it (a scheduler, say), before wrapping a new one"
-            )
+def _replace(named: NamedParameters) -> None:
+    """A gradient lives in one bucket: who averaged these parameters before does no longer."""
+    for _, parameter in named:
+        owner = find_owner(parameter)
+        if owner is not None:
+            owner.replace()

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 import ringdl
-from ringdl import _arrays
 from ringdl._reductions import Op
 from ringdl.torch._compression import AnyCompression, wire_of, wire_of_sum
-from ringdl.torch._handles import Handle, begin
+from ringdl.torch._handles import Handle, begin, copied, is_tracked, require_tensors
 from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set
 
 
@@ -37,10 +36,10 @@ def allreduce(
     """The reduction of ``tensor`` over all ranks (Average unless given), in a new tensor."""
     op = _reduction(average, op)
     scales = (prescale_factor, postscale_factor)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if is_tracked(tensor):
         result: torch.Tensor = _Allreduce.apply(tensor, op, name, compression, scales, process_set)  # type: ignore[no-untyped-call]
         return result
-    return _allreduce(_arrays.copy_of(tensor), op, name, compression, scales, process_set)
+    return _allreduce(copied(tensor), op, name, compression, scales, process_set)
 
 
 def allreduce_(
@@ -69,7 +68,7 @@ def allreduce_async(
     """Start `allreduce`; `synchronize` of the handle returns the new tensor."""
     scales = (prescale_factor, postscale_factor)
     return _begin_allreduce(
-        _arrays.copy_of(tensor), _reduction(average, op), name, None, scales, process_set
+        copied(tensor), _reduction(average, op), name, None, scales, process_set
     )
 
 
@@ -100,9 +99,9 @@ def grouped_allreduce(
     """`allreduce` of each tensor, in fewer messages."""
     tensors, op = [*tensors], _reduction(average, op)
     scales = (prescale_factor, postscale_factor)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if any(is_tracked(tensor) for tensor in tensors):
         return [*_GroupedAllreduce.apply(op, name, compression, scales, process_set, *tensors)]  # type: ignore[no-untyped-call]
-    copies = [_arrays.copy_of(tensor) for tensor in tensors]
+    copies = [copied(tensor) for tensor in tensors]
     done: list[torch.Tensor] = _begin_grouped(
         copies, op, name, compression, scales, process_set
     ).wait()
@@ -135,7 +134,7 @@ def grouped_allreduce_async(
     process_set: AnySet = global_process_set,
 ) -> Handle:
     """Start `grouped_allreduce`; `synchronize` of the handle returns the new tensors."""
-    copies = [_arrays.copy_of(tensor) for tensor in tensors]
+    copies = [copied(tensor) for tensor in tensors]
     scales = (prescale_factor, postscale_factor)
     return _begin_grouped(copies, _reduction(average, op), name, None, scales, process_set)
 
@@ -168,7 +167,7 @@ def reducescatter(
     With ``compression``, float32 is rounded to that dtype before and after.
     """
     scales = (prescale_factor, postscale_factor)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if is_tracked(tensor):
         result: torch.Tensor = _Reducescatter.apply(  # type: ignore[no-untyped-call]
             tensor, name, compression, op, process_set, scales
         )
@@ -248,7 +247,8 @@ def _allreduce(
     scales: Scales,
     process_set: AnySet,
 ) -> torch.Tensor:
-    if name is None and wire_of(compression) is None and scales == UNSCALED:
+    is_plain = name is None and scales == UNSCALED and isinstance(tensor, torch.Tensor)
+    if is_plain and wire_of(compression) is None:
         if process_set is global_process_set:
             ringdl.allreduce_(tensor, op)
         else:
@@ -269,9 +269,10 @@ def _begin_allreduce(
     process_set: AnySet,
 ) -> Handle:
     communicator = communicator_of(process_set)
-    wire = wire_of_sum(compression, op, tensor.dtype)
 
     def start(key: str | None) -> Handle:
+        require_tensors(tensor)
+        wire = wire_of_sum(compression, op, tensor.dtype)
         scale_(tensor, scales[0])
         work = communicator.allreduce_async_(tensor, op, key, compression=wire)
         return Handle([work], lambda: scale_(tensor, scales[1]))
@@ -291,7 +292,8 @@ def _begin_grouped(
     wire = wire_of_sum(compression, op)
 
     def start(key: str | None) -> Handle:
-        for tensor in tensors:
+        for tensor in tensors if scales[0] != 1.0 else ():
+            require_tensors(tensor)
             scale_(tensor, scales[0])
         work = communicator.grouped_allreduce_async_(tensors, op, key, compression=wire)
         return Handle([work], lambda: [scale_(tensor, scales[1]) for tensor in tensors])
@@ -307,9 +309,10 @@ def _begin_reducescatter(
     scales: Scales,
 ) -> Handle:
     communicator = communicator_of(process_set)
-    source = tensor if scales[0] == 1.0 else scale_(_arrays.copy_of(tensor), scales[0])
 
     def start(key: str | None) -> Handle:
+        require_tensors(tensor)
+        source = tensor if scales[0] == 1.0 else scale_(copied(tensor), scales[0])
         work = communicator.reducescatter_async(source, op, key)
         return Handle([work], lambda: scale_(work.wait(), scales[1]))
 
@@ -325,10 +328,12 @@ def _reducescatter(
     scales: Scales,
 ) -> torch.Tensor:
     wire = wire_of(compression)
-    is_rounded = wire is not None and tensor.dtype == torch.float32
+    is_rounded = (
+        wire is not None and isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32
+    )
     source = tensor.detach().to(getattr(torch, wire)) if is_rounded else tensor  # type: ignore[arg-type]
     result: torch.Tensor = _begin_reducescatter(source, name, op, process_set, scales).wait()
-    return result.to(tensor.dtype)
+    return result.to(tensor.dtype) if is_rounded else result
 
 
 def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
@@ -367,12 +372,12 @@ class _Allreduce(torch.autograd.Function):
         process_set: AnySet,
     ) -> torch.Tensor:
         ctx.call = (op, gradient_name(name), compression, scales, process_set)
-        return _allreduce(_arrays.copy_of(tensor), op, name, compression, scales, process_set)
+        return _allreduce(copied(tensor), op, name, compression, scales, process_set)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         _refuse_gradient(ctx.call[0])
-        return _allreduce(_arrays.copy_of(gradient), *ctx.call), *[None] * 5
+        return _allreduce(copied(gradient), *ctx.call), *[None] * 5
 
 
 class _GroupedAllreduce(torch.autograd.Function):
@@ -387,13 +392,13 @@ class _GroupedAllreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.call = (op, gradient_name(name), compression, scales, process_set)
-        copies = [_arrays.copy_of(tensor) for tensor in tensors]
+        copies = [copied(tensor) for tensor in tensors]
         return tuple(_begin_grouped(copies, op, name, compression, scales, process_set).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         _refuse_gradient(ctx.call[0])
-        copies = [_arrays.copy_of(gradient) for gradient in gradients]
+        copies = [copied(gradient) for gradient in gradients]
         return *[None] * 5, *_begin_grouped(copies, *ctx.call).wait()
 
 

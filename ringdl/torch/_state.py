@@ -124,6 +124,8 @@ def check_replicas(
 ) -> None:
     """Compare the bits of the parameters over all ranks. Collective; reads them once.
 
+    Nothing is done where RINGDL_CHECK_REPLICAS=0.
+
     Args:
         named_parameters: the same names in the same order on every rank.
         communicator: the ranks.
@@ -133,7 +135,7 @@ def check_replicas(
         MismatchError: on every rank, if they differ; names the first one, the ranks, and the call
         that mends it.
     """
-    if communicator.size == 1:
+    if communicator.size == 1 or not communicator._shared.checks_replicas:
         return
     digests = np.stack([_digest(parameter) for _, parameter in named_parameters])
     combined = np.frombuffer(hashlib.sha256(digests.tobytes()).digest()[:_DIGEST_BYTES], np.uint8)
@@ -147,7 +149,9 @@ def check_replicas(
     raise ringdl.MismatchError(
         f"the replicas differ at the first step: in the parameter {named_parameters[index][0]!r}, "
         f"{_ranks_text(differing)} other values than rank 0; call "
-        "ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training"
+        "ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training, or, "
+        "if they are meant to differ, set RINGDL_CHECK_REPLICAS=0 or pass check_replicas=False to "
+        "DistributedOptimizer"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,17 @@ import ringdl
 
 class Wrapped(torch.optim.Optimizer):
     """What a wrapped optimizer's class inherits from, besides its own. Never constructed."""
+
+    _ringdl_named_parameters: list[tuple[str, torch.Tensor]]
+    _ringdl_hooks: list[torch.utils.hooks.RemovableHandle]
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """By parameter, its name: MPI training scripts look there."""
+        return {parameter: name for name, parameter in self._ringdl_named_parameters}
+
+    def _ringdl_unwrap(self) -> None:
+        """The optimizer is about to be bare again."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy or a pickle is a bare optimizer."""
@@ -63,9 +74,42 @@ def refuse_passes(passes: int) -> None:
         raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes}")
 
 
-def wrap(optimizer: torch.optim.Optimizer, kind: type[Wrapped]) -> None:
-    """Change the class of an optimizer to a subclass of its own and `kind`, under the same name."""
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    kind: type[Wrapped],
+    named: list[tuple[str, torch.Tensor]],
+    before_step: Callable[..., Any] | None = None,
+    after_step: Callable[..., Any] | None = None,
+) -> None:
+    """Change the class of an optimizer to a subclass of its own and `kind`, under the same name.
+
+    Args:
+        optimizer: a bare one.
+        kind: what it becomes.
+        named: its parameters.
+        before_step: a hook of each step.
+        after_step: likewise.
+    """
     optimizer.__class__ = type(type(optimizer).__name__, (kind, type(optimizer)), {})
+    assert isinstance(optimizer, Wrapped)
+    optimizer._ringdl_named_parameters = named
+    optimizer._ringdl_hooks = []
+    if before_step is not None:
+        optimizer._ringdl_hooks.append(optimizer.register_step_pre_hook(before_step))
+    if after_step is not None:
+        optimizer._ringdl_hooks.append(optimizer.register_step_post_hook(after_step))
+
+
+def unwrap(optimizer: torch.optim.Optimizer) -> None:
+    """Make an optimizer bare again, if it was wrapped."""
+    if not isinstance(optimizer, Wrapped):
+        return
+    optimizer._ringdl_unwrap()
+    for hook in optimizer._ringdl_hooks:
+        hook.remove()
+    for name in [name for name in vars(optimizer) if name.startswith("_ringdl_")]:
+        delattr(optimizer, name)
+    optimizer.__class__ = type(optimizer).__bases__[1]
 
 
 def _make_bare(bare_class: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:

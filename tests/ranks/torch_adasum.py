@@ -73,7 +73,5 @@ def check_options() -> None:
             optimizer.step()
     with expect(ringdl.UsageError, "add them before wrapping it"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
-    with expect(ringdl.UsageError, "wrapped in DistributedOptimizer already"):
-        wrap(optimizer, model)
     assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.SGD
     assert type(copy.deepcopy(optimizer)) is torch.optim.SGD

@@ -281,7 +281,8 @@ def check_step_after_synchronize_warns_once() -> None:
                     optimizer.step()
             else:
                 optimizer.step()
-    assert [str(each.message)[:27] for each in seen] == ["step() after synchronize():"]
+    words = "optimizer.step() called without optimizer.skip_synchronize() "
+    assert [str(each.message)[: len(words)] for each in seen] == [words]
 
 
 @needs(ranks=3)

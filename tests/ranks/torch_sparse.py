@@ -73,6 +73,26 @@ def check_sparse_training() -> None:
             compare(model, reference)
 
 
+def check_sparse_as_dense_for_an_optimizer_that_takes_sparse_ones_only() -> None:
+    models = [torch.nn.Embedding(ROWS, 3, sparse=True, dtype=torch.float64) for _ in range(2)]
+    for model in models:
+        hvd.broadcast_parameters(model.state_dict(), 0)
+    models[1].load_state_dict(models[0].state_dict())
+    pairs = [
+        (model, wrap(torch.optim.SparseAdam(model.parameters()), model, sparse_as_dense=as_dense))
+        for model, as_dense in zip(models, (True, False), strict=True)
+    ]
+    for step in range(3):
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            for _ in range(2):
+                model(numbers_of(step, ringdl.rank())).square().sum().backward()
+            assert model.weight.grad.is_sparse
+            optimizer.step()
+    torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-10, atol=1e-12)
+    assert_same_bits(models[0].parameters())
+
+
 def check_sparse_as_dense() -> None:
     model, reference = Words(True), Words(False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -179,12 +179,33 @@ def check_replicas_that_differ() -> None:
     optimizer = wrap(OPTIMIZERS["sgd"](model.parameters()), model)
     before = bits(model.parameters())
     loss_of(model, *map(part, whole_batch(0))).backward()
-    with expect(ringdl.MismatchError, "'2.bias'", "rank 1 has", "broadcast_parameters"):
+    with expect(
+        ringdl.MismatchError,
+        "'2.bias'",
+        "rank 1 has",
+        "broadcast_parameters",
+        "RINGDL_CHECK_REPLICAS=0",
+        "check_replicas=False",
+    ):
         optimizer.step()
     assert bits(model.parameters()) == before
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer.step()
     assert_same_bits(model.parameters())
+
+
+@needs(ranks=2)
+def check_replicas_that_are_meant_to_differ() -> None:
+    for how in ("an argument", "the setting"):
+        model = make_mlp(seed=ringdl.rank())
+        shared = ringdl.get_communicator()._shared
+        for op in (hvd.Average, hvd.Adasum):
+            options = {"check_replicas": False} if how == "an argument" else {}
+            optimizer = wrap(OPTIMIZERS["sgd"](model.parameters()), model, op=op, **options)
+            shared.checks_replicas = how == "an argument"
+            loss_of(model, *map(part, whole_batch(0))).backward()
+            optimizer.step()
+            shared.checks_replicas = True
 
 
 def check_frozen_parameters() -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 
 import ringdl
 import ringdl.torch as hvd
 from ringdl import Communicator
-from tests.ranks.support import expect, needs
-from tests.ranks.torch_helpers import loss_of, make_mlp, part, whole_batch, wrap
+from tests.ranks.support import expect, needs, until
+from tests.ranks.torch_helpers import (
+    assert_close,
+    assert_same_bits,
+    loss_of,
+    make_mlp,
+    part,
+    take_step,
+    whole_batch,
+    wrap,
+)
 
 
 def steps(optimizer: torch.optim.Optimizer, model: torch.nn.Module, by_hand: bool = False) -> str:
@@ -71,13 +81,108 @@ def check_a_name_twice(comm: Communicator) -> None:
     comm.barrier()
 
 
-def check_two_wraps() -> None:
+def check_a_name_whose_handle_was_dropped(comm: Communicator) -> None:
+    """It is in flight until its work has ended, and others after it: as scripts expect."""
+    size = comm.size
+    for first in range(size):
+        if comm.rank == first:
+            hvd.allreduce_async(torch.ones(5000), name="dropped")
+            with expect(ValueError, "'dropped' is in flight on this rank already"):
+                hvd.allreduce_async(torch.ones(5000), name="dropped")
+        hvd.barrier()
+        if comm.rank != first:
+            hvd.allreduce_async(torch.ones(5000), name="dropped")
+            with expect(ValueError, "'dropped' is in flight on this rank already"):
+                hvd.allreduce_async(torch.ones(5000), name="dropped")
+        hvd.barrier()
+        assert until(lambda: comm.stats()["works_in_flight"] == 0)
+        result = hvd.allreduce(torch.ones(5000), name="dropped", op=hvd.Sum)
+        assert result[0] == size
+    for _ in range(50):  # let go again and again
+        hvd.allgather_async(torch.ones(3), name="dropped")
+        assert until(lambda: comm.stats()["works_in_flight"] == 0)
+        hvd.barrier()
+
+
+@needs(ranks=2)
+def check_one_rank_passes_no_tensor() -> None:
+    """The others hear of it, and unnamed calls stay in step."""
+    size = hvd.size()
+    x = torch.ones(size, requires_grad=True)
+    calls = (
+        hvd.allreduce,
+        hvd.allreduce_,
+        lambda x: hvd.allreduce(x, name="x", compression=hvd.Compression.fp16),
+        hvd.allgather,
+        lambda x: hvd.broadcast(x, 0),
+        hvd.reducescatter,
+        hvd.alltoall,
+    )
+    for wrong in (1.0, [1.0], np.ones(size)):
+        kind = type(wrong).__name__
+        for call in calls:
+            for rank in range(size):
+                with (
+                    expect(ringdl.UsageError, f"not {kind}: pass torch.as_tensor(x)", within=5)
+                    if hvd.rank() == rank
+                    else expect(ringdl.MismatchError, f"rank {rank} cannot make", kind, within=5)
+                ):
+                    call(wrong if hvd.rank() == rank else x.detach())
+    for splits in (torch.ones(size), "all"):
+        with (
+            expect(ValueError, "alltoall: splits is", within=5)
+            if hvd.rank() == 0
+            else expect(ringdl.MismatchError, "rank 0 cannot make the", "splits", within=5)
+        ):
+            hvd.alltoall(x, splits if hvd.rank() == 0 else [1] * size)
+    assert hvd.allreduce(x, op=hvd.Sum).tolist() == [size] * size
+    assert hvd.alltoall(x)[0].item() == 1
+    assert hvd.allgather(x).numel() == size * size
+
+
+def check_a_cell_that_runs_twice() -> None:
+    """The new wrapper replaces the old one, also after shutdown() and init()."""
     model = make_mlp()
-    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    with expect(ringdl.UsageError, "is wrapped in DistributedOptimizer already"):
-        wrap(optimizer, model)
-    with expect(ringdl.UsageError, "belongs to another wrapped optimizer; drop that one"):
-        wrap(torch.optim.Adam(model.parameters()), model)
+    bare_model, old = make_mlp(), None
+    for turn in range(4):
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), model)
+        bare = torch.optim.SGD(bare_model.parameters(), lr=0.1, momentum=0.5)
+        if turn == 1:
+            wrap(optimizer, model)  # the same object
+        if old is not None:
+            for call in (old.step, old.synchronize, old.replan):
+                with expect(ringdl.UsageError, "has replaced this one: step that one"):
+                    call()
+        old = optimizer
+        for step in range(2):
+            take_step(model, optimizer, *map(part, whole_batch(step)))
+            take_step(bare_model, bare, *whole_batch(step))
+        if turn == 2:
+            hvd.shutdown()
+            hvd.init()
+    assert_close(model, bare_model)
+    assert_same_bits(model.parameters())
+    assert len(model[0].weight._post_accumulate_grad_hooks) == 1
+
+
+def check_one_optimizer_in_several_ways() -> None:
+    """Wrapped again with other options: the last ones count."""
+    model = make_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    bare_class = type(optimizer)
+    nobody = hvd.size() - 1
+    only = hvd.add_process_set([nobody]) if hvd.size() > 1 else hvd.global_process_set
+    for options in ({"op": hvd.Adasum}, {"process_set": only}, {"op": hvd.Sum}, {}):
+        wrap(optimizer, model, **options)
+        assert type(optimizer).__bases__[1] is bare_class
+        assert isinstance(optimizer._parameter_names[model[0].weight], str)
+    reference = make_mlp()
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(2):
+        take_step(model, optimizer, *map(part, whole_batch(step)))
+        take_step(reference, plain, *whole_batch(step))
+    assert_close(model, reference)
+    hvd.remove_process_set(only)
 
 
 def check_arrays_of_devices() -> None:
