@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -19,70 +20,88 @@ std::vector<int> all_ranks(size_t size) {
 }  // namespace
 
 Allgather::Allgather(const std::byte* block, size_t bytes, std::vector<int> order, int rank,
-                     size_t segment_bytes, std::optional<Levels> levels)
+                     size_t segment_bytes, size_t few_bytes, std::optional<Levels> levels)
     : block_(block),
       order_(std::move(order)),
       rank_(rank),
       size_(static_cast<int>(order_.size())),
       segment_bytes_(segment_bytes),
+      few_bytes_(few_bytes),
       levels_(std::move(levels)),
-      after_lengths_(all_ranks(order_.size()), rank) {
-  result_.lengths.assign(order_.size(), -1);
-  result_.lengths[place_of(rank)] = static_cast<int64_t>(bytes);
+      entries_(std::vector<size_t>(order_.size(), sizeof(Entry)), rank,
+               entry_of(block, bytes).data()),
+      after_lengths_(all_ranks(order_.size()), rank) {}
+
+Allgather::Entry Allgather::entry_of(const std::byte* block, size_t bytes) {
+  Entry entry{};
+  const auto length = static_cast<int64_t>(bytes);
+  std::memcpy(entry.data(), &length, sizeof(length));
+  if (bytes > 0) std::memcpy(entry.data() + sizeof(length), block, std::min(bytes, kHeadBytes));
+  return entry;
 }
 
-// Each rank first sends its own length and then passes on what it received, so the m-th that it
-// sends is the (m-1)-th received; the last one received is not passed on.
-bool Allgather::gather_lengths(Channel& channel) {
-  const int previous = (rank_ + size_ - 1) % size_;
-  const int next = (rank_ + 1) % size_;
-  while (lengths_posted_ < size_ - 1) {
-    const size_t from = place_of(rank_ - 1 - lengths_posted_);
-    channel.receive(previous, &result_.lengths[from], sizeof(int64_t));
-    ++lengths_posted_;
+// All lengths are here. Whether all blocks are, too.
+bool Allgather::begin(Channel& channel) {
+  result_.lengths.resize(order_.size());
+  std::vector<size_t> lengths;  // by rank
+  for (int rank = 0; rank < size_; ++rank) {
+    int64_t length = 0;
+    std::memcpy(&length, entries_.block(rank), sizeof(length));
+    result_.lengths[place_of(rank)] = length;
+    lengths.push_back(static_cast<size_t>(length));
   }
-  while (lengths_sent_ < std::min<int64_t>(size_ - 1, channel.received(previous) + 1)) {
-    const size_t of = place_of(rank_ - lengths_sent_);
-    channel.send(next, &result_.lengths[of], sizeof(int64_t));
-    ++lengths_sent_;
-  }
-  return size_ == 1 || (channel.received(previous) == size_ - 1 && channel.sent(next) == size_ - 1);
-}
-
-void Allgather::begin_blocks() {
   size_t total = 0;
   std::vector<Span> in_result;
   for (const int64_t length : result_.lengths) {
     in_result.push_back({total, static_cast<size_t>(length)});
     total += static_cast<size_t>(length);
   }
-  std::vector<Span> blocks;
-  for (const int place : order_) blocks.push_back(in_result[static_cast<size_t>(place)]);
+  for (const int place : order_) spans_.push_back(in_result[static_cast<size_t>(place)]);
   result_.data = Buffer(total);
   std::byte* const data = result_.data.data();
-  const Span& own = blocks[static_cast<size_t>(rank_)];
-  if (own.bytes > 0) std::memcpy(data + own.begin, block_, own.bytes);
-  if (levels_ && total >= Levels::kLeastBytes) {
-    blocks_ =
-        std::make_unique<TwoLevelBlocks>(*levels_, data, std::move(blocks), rank_, segment_bytes_);
+  if (std::ranges::all_of(lengths, [](size_t length) { return length <= kHeadBytes; })) {
+    take([this](int rank) { return entries_.block(rank) + sizeof(int64_t); });
+    return true;
+  }
+  if (total <= few_bytes_) {
+    auto rounds = std::make_unique<Bruck>(lengths, rank_, block_);
+    rounds_ = rounds.get();
+    blocks_ = std::move(rounds);
   } else {
-    blocks_ = std::make_unique<RingBlocks>(data, blocks, rank_, segment_bytes_);
+    const Span& own = spans_[static_cast<size_t>(rank_)];
+    if (own.bytes > 0) std::memcpy(data + own.begin, block_, own.bytes);
+    if (levels_ && total >= Levels::kLeastBytes) {
+      blocks_ = std::make_unique<TwoLevelBlocks>(*levels_, data, spans_, rank_, segment_bytes_);
+    } else {
+      blocks_ = std::make_unique<RingBlocks>(data, spans_, rank_, segment_bytes_);
+    }
+  }
+  after_lengths_.begin(channel);
+  return false;
+}
+
+void Allgather::take(const std::function<const std::byte*(int)>& block_of) {
+  for (int rank = 0; rank < size_; ++rank) {
+    const Span& span = spans_[static_cast<size_t>(rank)];
+    if (span.bytes > 0) std::memcpy(result_.data.data() + span.begin, block_of(rank), span.bytes);
   }
 }
 
 bool Allgather::step(Channel& channel) {
-  if (!blocks_) {
-    if (!gather_lengths(channel)) return false;
-    begin_blocks();
-    after_lengths_.begin(channel);
+  if (!has_begun_) {
+    if (!entries_.step(channel)) return false;
+    has_begun_ = true;
+    if (begin(channel)) return true;
   }
   after_lengths_.use(channel);
-  return blocks_->step(after_lengths_);
+  if (!blocks_->step(after_lengths_)) return false;
+  if (rounds_ != nullptr) take([this](int rank) { return rounds_->block(rank); });
+  return true;
 }
 
 std::string Allgather::describe() const {
-  if (!blocks_) return "allgather: lengths not known yet";
-  return "allgather: " + blocks_->describe();
+  if (blocks_) return "allgather: " + blocks_->describe();
+  return "allgather: the lengths of " + entries_.describe();
 }
 
 }  // namespace ringdl

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "collective/bruck.h"
 #include "collective/collective.h"
 #include "collective/sub_channel.h"
 #include "collective/two_levels.h"
@@ -13,15 +16,18 @@ namespace ringdl {
 
 /// Collects every rank's block on every rank, in rank order; blocks may differ in length.
 ///
-/// First the lengths go around the ring, eight bytes each, then the blocks: around the ring, too,
-/// or on two levels. No rank can finish while two disagree: the last length has passed all others.
+/// First all ranks collect the lengths, by Bruck's algorithm, and with them the blocks if these are
+/// short. Else blocks follow: by the same algorithm if they are short together, around the ring, or
+/// on two levels. No rank can finish while two disagree: none has all lengths before.
 class Allgather final : public Collective {
  public:
   /// @param block  this rank's `bytes` bytes; the caller's, only read
   /// @param order  where in the result each rank's block goes: the rank that it counts as there
+  /// @param few_bytes  all blocks together, if they are no more, go in rounds and not around the
+  /// ring; the same on all ranks
   /// @param levels  if there are two
   Allgather(const std::byte* block, size_t bytes, std::vector<int> order, int rank,
-            size_t segment_bytes, std::optional<Levels> levels = std::nullopt);
+            size_t segment_bytes, size_t few_bytes, std::optional<Levels> levels = std::nullopt);
 
   bool step(Channel& channel) override;
   int64_t pieces() const override { return blocks_ ? blocks_->pieces() : -1; }
@@ -30,24 +36,29 @@ class Allgather final : public Collective {
   Gathered* gathered() override { return &result_; }
 
  private:
-  bool gather_lengths(Channel& channel);
-  void begin_blocks();
+  // What is collected first: a block's length and its beginning.
+  static constexpr size_t kHeadBytes = 32;
+  using Entry = std::array<std::byte, sizeof(int64_t) + kHeadBytes>;
 
-  size_t place_of(int64_t rank) const {
-    return static_cast<size_t>(order_[(rank + size_) % size_]);
-  }
+  static Entry entry_of(const std::byte* block, size_t bytes);
+  bool begin(Channel& channel);
+  void take(const std::function<const std::byte*(int)>& block_of);
+  size_t place_of(int rank) const { return static_cast<size_t>(order_[static_cast<size_t>(rank)]); }
 
   const std::byte* block_;
   std::vector<int> order_;
   int rank_;
   int size_;
   size_t segment_bytes_;
+  size_t few_bytes_;
   std::optional<Levels> levels_;
-  int64_t lengths_posted_ = 0;
-  int64_t lengths_sent_ = 0;
+  Bruck entries_;
+  bool has_begun_ = false;
   Gathered result_;
+  std::vector<Span> spans_;  // of the result, by rank
   SubChannel after_lengths_;
-  std::unique_ptr<Collective> blocks_;
+  std::unique_ptr<Collective> blocks_;  // unless they came with the lengths
+  const Bruck* rounds_ = nullptr;       // if it is that
 };
 
 }  // namespace ringdl

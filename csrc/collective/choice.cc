@@ -23,7 +23,7 @@ Effort effort_of(Algorithm algorithm, size_t bytes, const HostLayout& layout) {
       return {rounds, rounds * whole};
     }
     case Algorithm::kDirect:
-      return {1 + (ranks - 2) / 8, whole};  // each tells each where its array is, all at once
+      return {static_cast<double>(std::bit_width(size - 1)), whole};  // to tell where arrays are
     case Algorithm::kHierarchical:
       return {1 + 2 * (hosts - 1), 2 * (hosts - 1) / hosts * whole};
     case Algorithm::kRing:

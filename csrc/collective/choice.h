@@ -25,7 +25,8 @@ constexpr std::string_view name_of(Algorithm algorithm) {
   return names[static_cast<int>(algorithm)];
 }
 
-/// Recursive doubling sends arrays of so many bytes as one message, however short segments are.
+/// Recursive doubling, and Bruck's allgather, send so many bytes as one message, however short
+/// segments are.
 inline constexpr size_t kDoublingBytes = 16 << 10;
 
 /// What an algorithm takes: for a step, in which a rank waits for another, and for a byte that

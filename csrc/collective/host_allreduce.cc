@@ -22,7 +22,8 @@ HostAllreduce::HostAllreduce(std::shared_ptr<Window> window, std::vector<int> ra
       reducer_(reducer),
       segment_bytes_(segment_bytes),
       codec_(codec),
-      rank_(layout_->local_rank) {
+      rank_(layout_->local_rank),
+      on_host_(layout_->local_ranks(), rank_) {
   find_places();
   if (slot_call) exchange_.emplace(std::move(*slot_call), rank_);
 }
@@ -43,9 +44,7 @@ bool HostAllreduce::step(Channel& channel) {
     choose();
   }
   if (!chosen_->step(channel)) return false;
-  for (int other = 0; other < size() && has_told_; ++other) {
-    if (other != rank_ && channel.sent(local(other)) < 1) return false;
-  }
+  if (places_by_messages_ && !tell(channel)) return false;
   shared_.left().fetch_add(1, std::memory_order_release);
   return true;
 }
@@ -88,17 +87,23 @@ bool HostAllreduce::meet(Channel& channel) {
 }
 
 bool HostAllreduce::meet_by_messages(Channel& channel) {
-  for (int other = 0; other < size() && !has_told_; ++other) {
-    if (other == rank_) continue;
-    channel.send(local(other), &places_[static_cast<size_t>(rank_)], sizeof(Place));
-    channel.receive(local(other), &places_[static_cast<size_t>(other)], sizeof(Place));
+  if (!places_by_messages_) {
+    places_by_messages_.emplace(std::vector<size_t>(places_.size(), sizeof(Place)), rank_,
+                                &places_[static_cast<size_t>(rank_)]);
   }
-  has_told_ = true;
-  told_ = 0;
-  for (int rank = 0; rank < size(); ++rank) {
-    told_ += static_cast<int>(rank == rank_ || channel.received(local(rank)) > 0);
+  tell(channel);
+  if (!places_by_messages_->is_complete()) return false;
+  for (int other = 0; other < size(); ++other) {
+    std::memcpy(&places_[static_cast<size_t>(other)], places_by_messages_->block(other),
+                sizeof(Place));
   }
-  return told_ == size();
+  return true;
+}
+
+// Whether all that this rank has told has left.
+bool HostAllreduce::tell(Channel& channel) {
+  on_host_.use(channel);
+  return places_by_messages_->step(on_host_);
 }
 
 void HostAllreduce::choose() {
@@ -137,7 +142,8 @@ std::byte* HostAllreduce::at(int place, int64_t offset) const {
 std::string HostAllreduce::describe() const {
   if (chosen_) return chosen_->describe();
   if (exchange_) return exchange_->describe();
-  return "allreduce on one host: " + std::to_string(told_) + " of " + std::to_string(size()) +
+  const int told = places_by_messages_ ? places_by_messages_->blocks_here() : 0;
+  return "allreduce on one host: " + std::to_string(told) + " of " + std::to_string(size()) +
          " ranks have told where their arrays are";
 }
 

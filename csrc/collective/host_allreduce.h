@@ -5,17 +5,19 @@
 #include <string>
 #include <vector>
 
+#include "collective/bruck.h"
 #include "collective/collective.h"
 #include "collective/hierarchical_allreduce.h"
 #include "collective/reducer.h"
 #include "collective/slot_allreduce.h"
+#include "collective/sub_channel.h"
 #include "transport/host/window.h"
 
 namespace ringdl {
 
 /// Allreduce among ranks that share memory with the others of their hosts: those of a host tell one
-/// another where their arrays are, in slots or by messages, and reduce them there if all are in
-/// shared memory, otherwise through stages; between hosts, around rings.
+/// another where their arrays are, in slots or by messages (Bruck), and reduce them there if all
+/// are in shared memory, otherwise through stages; between hosts, around rings.
 class HostAllreduce final : public Collective {
  public:
   /// @param window  reaches the ranks of this host
@@ -47,6 +49,7 @@ class HostAllreduce final : public Collective {
   void find_places();
   bool meet(Channel& channel);
   bool meet_by_messages(Channel& channel);
+  bool tell(Channel& channel);
   void choose();
   int local(int place) const { return layout_->local_ranks()[static_cast<size_t>(place)]; }
   int64_t place_of(const std::byte* data, size_t bytes) const;
@@ -64,8 +67,8 @@ class HostAllreduce final : public Collective {
   const int rank_;  // on this host
   std::optional<SlotExchange> exchange_;
   std::vector<Place> places_;  // by place on the host
-  bool has_told_ = false;      // by messages
-  int told_ = 0;               // so many ranks have
+  std::optional<Bruck> places_by_messages_;
+  SubChannel on_host_;
   std::shared_ptr<std::byte> stage_;
   std::shared_ptr<std::byte> counters_;  // on the first rank of a host
   SharedCounters shared_;

@@ -35,66 +35,77 @@ HostExchange::HostExchange(std::string name, std::shared_ptr<Window> window, std
       ranks_(std::move(ranks)),
       rank_(rank),
       exchange_(std::move(exchange)),
-      block_bytes_(block_bytes_of(exchange_.is_same, ranks_.size())),
-      told_(ranks_.size()),
-      places_(ranks_.size()) {
-  const auto offset = window_->offset_of(exchange_.data, exchange_.bytes);
-  for (size_t to = 0; to < told_.size(); ++to) {
-    told_[to].bytes = static_cast<int64_t>(exchange_.parts[to].bytes);
-    if (offset) told_[to].begin = static_cast<int64_t>(*offset + exchange_.parts[to].begin);
+      block_bytes_(block_bytes_of(exchange_.is_same, ranks_.size())) {
+  if (exchange_.is_same && size() > 1) {
+    own_.bytes = static_cast<int64_t>(part(rank_ == 0 ? 1 : 0).bytes);
   }
-  if (!offset) find_stage();
+  const auto offset = window_->offset_of(exchange_.data, exchange_.bytes);
+  if (offset) {
+    own_.begin = static_cast<int64_t>(*offset);
+  } else {
+    find_stage();
+  }
+  if (!exchange_.is_same && !exchange_.join) publish_parts();
   if (rank_ != 0) return;
   const size_t bytes = SharedCounters::bytes(size());
   counters_ = window_->allocate(bytes);
   std::memset(counters_.get(), 0, bytes);
-  const auto counters = static_cast<int64_t>(*window_->offset_of(counters_.get(), bytes));
-  for (Place& place : told_) place.counters = counters;
+  own_.counters = static_cast<int64_t>(*window_->offset_of(counters_.get(), bytes));
 }
 
-// Other ranks look at the counters once all have told where their arrays are, which is known here,
-// too, or will be.
+// Other ranks look at the counters, and the parts, once all have told where their arrays are, which
+// is known here, too, or will be.
 HostExchange::~HostExchange() {
   if (has_met_) leave();
 }
 
 void HostExchange::leave() {
   stage_.reset();
+  const auto ranks = static_cast<uint64_t>(size());
+  if (parts_) {
+    const Parts parts(parts_.get());
+    window_->free_once(std::move(parts_), parts.read(), ranks);
+  }
   if (!counters_) return;
   const SharedCounters counters(counters_.get(), size());
-  window_->free_once(std::move(counters_), counters.left(), static_cast<uint64_t>(size()));
+  window_->free_once(std::move(counters_), counters.left(), ranks);
 }
 
-uint64_t HostExchange::blocks(int64_t bytes) const {
-  return (static_cast<uint64_t>(bytes) + block_bytes_ - 1) / block_bytes_;
+uint64_t HostExchange::blocks(size_t bytes) const {
+  return (bytes + block_bytes_ - 1) / block_bytes_;
 }
 
-size_t HostExchange::block_length(int64_t bytes, uint64_t block) const {
-  return std::min(block_bytes_, static_cast<size_t>(bytes) - block * block_bytes_);
+size_t HostExchange::block_length(size_t bytes, uint64_t block) const {
+  return std::min(block_bytes_, bytes - block * block_bytes_);
 }
 
-std::byte* HostExchange::at(int source, int64_t offset) const {
-  return window_->at(ranks_[static_cast<size_t>(source)], static_cast<uint64_t>(offset));
+std::byte* HostExchange::at(int rank, int64_t offset) const {
+  return window_->at(ranks_[static_cast<size_t>(rank)], static_cast<uint64_t>(offset));
 }
 
 // A place has room for a block of each other rank's part; for one if all take the same.
 void HostExchange::find_stage() {
-  int64_t longest = 0;
+  size_t longest = 0;
   for (int to = 0; to < size(); ++to) {
-    if (to != rank_) longest = std::max(longest, told_[static_cast<size_t>(to)].bytes);
+    if (to != rank_) longest = std::max(longest, part(to).bytes);
   }
   stage_blocks_ = blocks(longest);
   if (stage_blocks_ == 0) return;
-  lane_bytes_ = exchange_.is_same ? 0 : (block_length(longest, 0) + 63) / 64 * 64;
-  stride_ = exchange_.is_same ? (block_length(longest, 0) + 63) / 64 * 64
-                              : lane_bytes_ * static_cast<size_t>(size() - 1);
+  const size_t length = (block_length(longest, 0) + 63) / 64 * 64;
+  lane_bytes_ = exchange_.is_same ? 0 : length;
+  stride_ = exchange_.is_same ? length : length * static_cast<size_t>(size() - 1);
   stage_ = window_->allocate(stride_ * std::min(stage_blocks_, kPlaces));
-  const uint64_t offset = *window_->offset_of(stage_.get(), 1);
-  for (int to = 0; to < size(); ++to) {
-    Place& place = told_[static_cast<size_t>(to)];
-    place.begin = static_cast<int64_t>(offset + lane_begin(to));
-    place.stride = static_cast<int64_t>(stride_);
-  }
+  own_.begin = static_cast<int64_t>(*window_->offset_of(stage_.get(), 1));
+  own_.stride = static_cast<int64_t>(stride_);
+  own_.lane_bytes = static_cast<int64_t>(lane_bytes_);
+}
+
+void HostExchange::publish_parts() {
+  const size_t bytes = Parts::bytes(size());
+  parts_ = window_->allocate(bytes);
+  std::memset(parts_.get(), 0, bytes);
+  std::copy(exchange_.parts.begin(), exchange_.parts.end(), Parts(parts_.get()).begin());
+  own_.parts = static_cast<int64_t>(*window_->offset_of(parts_.get(), bytes));
 }
 
 // Each rank takes block after block of what the others have for it. What it has taken it counts in
@@ -103,9 +114,10 @@ void HostExchange::find_stage() {
 // of the ranks that have counted least one can always go on: what it waits for, block m of some
 // rank, can come there, as all have counted m blocks.
 bool HostExchange::step(Channel& channel) {
-  if (!has_told_) tell(channel);
+  if (!told_) tell();
+  const bool has_told_all = told_->step(channel);
   if (!has_met_) {
-    if (!has_heard_all(channel)) return false;
+    if (!told_->is_complete()) return false;
     begin();
   }
   const int64_t before = moved_;
@@ -113,56 +125,60 @@ bool HostExchange::step(Channel& channel) {
     const bool has_moved = copy_in();
     if (!take() && !has_moved) break;
   }
-  for (int source = 0; source < size(); ++source) {
-    if (taken_[static_cast<size_t>(source)] < blocks(place(source).bytes)) return false;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (taken_[static_cast<size_t>(rank)] < blocks(source(rank).bytes)) return false;
   }
-  if (!all_have_taken_their_parts()) return false;
-  for (int to = 0; to < size(); ++to) {
-    if (to != rank_ && channel.sent(to) < 1) return false;
-  }
+  if (!all_have_taken_their_parts() || !has_told_all) return false;
   shared_.left().fetch_add(1, std::memory_order_release);
   leave();
   return true;
 }
 
 // What fits into the stage is there before it is told where that is.
-void HostExchange::tell(Channel& channel) {
+void HostExchange::tell() {
   while (in_ < std::min(stage_blocks_, kPlaces)) copy_in();
-  for (int other = 0; other < size(); ++other) {
-    if (other == rank_) continue;
-    Place& place = told_[static_cast<size_t>(other)];
-    place.blocks_in = static_cast<int64_t>(in_);
-    channel.send(other, &place, sizeof(place));
-    channel.receive(other, &places_[static_cast<size_t>(other)], sizeof(Place));
-  }
-  places_[static_cast<size_t>(rank_)] = told_[static_cast<size_t>(rank_)];
-  has_told_ = true;
+  own_.blocks_in = static_cast<int64_t>(in_);
+  told_.emplace(std::vector<size_t>(ranks_.size(), sizeof(Told)), rank_, &own_);
 }
 
-bool HostExchange::has_heard_all(Channel& channel) {
-  heard_ = 0;
-  for (int rank = 0; rank < size(); ++rank) {
-    heard_ += static_cast<int>(rank == rank_ || channel.received(rank) > 0);
+HostExchange::Told HostExchange::told_by(int rank) const {
+  Told told;
+  std::memcpy(&told, told_->block(rank), sizeof(told));
+  return told;
+}
+
+HostExchange::Source HostExchange::find_source(int rank, const Told& told) const {
+  if (rank == rank_) return {exchange_.data + part(rank_).begin, 0, part(rank_).bytes};
+  Span here{0, static_cast<size_t>(told.bytes)};
+  if (exchange_.join) here = part(rank_);
+  if (told.parts >= 0) {
+    const Parts parts(at(rank, told.parts));
+    here = parts.begin()[rank_];
+    parts.read().fetch_add(1, std::memory_order_release);
   }
-  return heard_ == size();
+  const size_t before =
+      told.stride == 0 ? here.begin : lane(rank, rank_) * static_cast<size_t>(told.lane_bytes);
+  return {at(rank, told.begin) + before, static_cast<size_t>(told.stride), here.bytes};
 }
 
 void HostExchange::begin() {
   has_met_ = true;
-  shared_ = SharedCounters(at(0, place(0).counters), size());
+  shared_ = SharedCounters(at(0, told_by(0).counters), size());
+  if (parts_) Parts(parts_.get()).read().fetch_add(1, std::memory_order_release);
   taken_.assign(ranks_.size(), 0);
   size_t total = 0;
   begins_ = exchange_.begins;
-  for (const Place& place : places_) {
+  for (int rank = 0; rank < size(); ++rank) {
+    const Told told = told_by(rank);
+    const Source& from = sources_.emplace_back(find_source(rank, told));
     if (exchange_.begins.empty()) begins_.push_back(exchange_.join ? 0 : total);
-    there_.push_back(place.stride == 0 ? kAll : static_cast<uint64_t>(place.blocks_in));
-    result_.lengths.push_back(place.bytes);
-    total += static_cast<size_t>(place.bytes);
+    there_.push_back(from.stride == 0 ? kAll : static_cast<uint64_t>(told.blocks_in));
+    result_.lengths.push_back(static_cast<int64_t>(from.bytes));
+    total += from.bytes;
   }
-  there_[static_cast<size_t>(rank_)] = kAll;
   if (exchange_.output == nullptr) result_.data = Buffer(total);
   output_ = exchange_.output == nullptr ? result_.data.data() : exchange_.output;
-  streams_ = (exchange_.join ? static_cast<size_t>(place(0).bytes) : total) >= kStreamBytes;
+  streams_ = (exchange_.join ? source(0).bytes : total) >= kStreamBytes;
   tell_taken();
 }
 
@@ -174,11 +190,12 @@ bool HostExchange::copy_in() {
   std::byte* const into = stage_.get() + in_ % kPlaces * stride_;
   const size_t begin = in_ * block_bytes_;
   for (int to = 0; to < size(); ++to) {
-    const Span& part = exchange_.parts[static_cast<size_t>(to)];
-    if (to == rank_ || begin >= part.bytes) continue;
-    const std::byte* const from = exchange_.data + part.begin + begin;
-    const size_t length = std::min(block_bytes_, part.bytes - begin);
-    copy_bytes(into + lane_begin(to), from, length, !exchange_.join || part.bytes >= kStreamBytes);
+    const Span& its = part(to);
+    if (to == rank_ || begin >= its.bytes) continue;
+    const std::byte* const from = exchange_.data + its.begin + begin;
+    const size_t length = std::min(block_bytes_, its.bytes - begin);
+    copy_bytes(into + lane(rank_, to) * lane_bytes_, from, length,
+               !exchange_.join || its.bytes >= kStreamBytes);
     if (exchange_.is_same) break;
   }
   stream_fence();
@@ -201,12 +218,12 @@ bool HostExchange::take() {
   return has_moved;
 }
 
-bool HostExchange::take_from(int source) {
-  uint64_t& taken = taken_[static_cast<size_t>(source)];
-  const int64_t bytes = place(source).bytes;
-  if (taken == blocks(bytes) || !is_there(source, taken)) return false;
-  copy_bytes(output_ + begins_[static_cast<size_t>(source)] + taken * block_bytes_,
-             source_of(source, taken), block_length(bytes, taken), streams_);
+bool HostExchange::take_from(int rank) {
+  uint64_t& taken = taken_[static_cast<size_t>(rank)];
+  const size_t bytes = source(rank).bytes;
+  if (taken == blocks(bytes) || !is_there(rank, taken)) return false;
+  copy_bytes(output_ + begins_[static_cast<size_t>(rank)] + taken * block_bytes_,
+             block_at(rank, taken), block_length(bytes, taken), streams_);
   ++taken;
   ++moved_;
   return true;
@@ -214,12 +231,12 @@ bool HostExchange::take_from(int source) {
 
 bool HostExchange::reduce_next() {
   const uint64_t block = taken_[0];
-  const int64_t bytes = place(0).bytes;
+  const size_t bytes = source(0).bytes;
   if (block == blocks(bytes)) return false;
   std::vector<const std::byte*> sources;
-  for (int source = 0; source < size(); ++source) {
-    if (!is_there(source, block)) return false;
-    sources.push_back(source_of(source, block));
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!is_there(rank, block)) return false;
+    sources.push_back(block_at(rank, block));
   }
   std::byte* const target = output_ + block * block_bytes_;
   (*exchange_.join)(sources, {&target, 1}, block_length(bytes, block), streams_);
@@ -228,30 +245,24 @@ bool HostExchange::reduce_next() {
   return true;
 }
 
-bool HostExchange::is_there(int source, uint64_t block) {
-  uint64_t& there = there_[static_cast<size_t>(source)];
+bool HostExchange::is_there(int rank, uint64_t block) {
+  uint64_t& there = there_[static_cast<size_t>(rank)];
   if (there <= block) {
-    there = std::max(there, shared_.ready(source).load(std::memory_order_acquire));
+    there = std::max(there, shared_.ready(rank).load(std::memory_order_acquire));
   }
   return there > block;
 }
 
-const std::byte* HostExchange::source_of(int source, uint64_t block) const {
-  const Place& from = place(source);
-  if (source == rank_) {
-    return exchange_.data + exchange_.parts[static_cast<size_t>(rank_)].begin +
-           block * block_bytes_;
-  }
-  const std::byte* const begin = at(source, from.begin);
-  if (from.stride == 0) return begin + block * block_bytes_;
-  return begin + block % kPlaces * static_cast<size_t>(from.stride);
+const std::byte* HostExchange::block_at(int rank, uint64_t block) const {
+  const Source& from = source(rank);
+  return from.first + (from.stride == 0 ? block * block_bytes_ : block % kPlaces * from.stride);
 }
 
 void HostExchange::tell_taken() {
   uint64_t least = kAll;
-  for (int source = 0; source < size(); ++source) {
-    const uint64_t taken = taken_[static_cast<size_t>(source)];
-    if (source != rank_ && taken < blocks(place(source).bytes)) least = std::min(least, taken);
+  for (int rank = 0; rank < size(); ++rank) {
+    const uint64_t taken = taken_[static_cast<size_t>(rank)];
+    if (rank != rank_ && taken < blocks(source(rank).bytes)) least = std::min(least, taken);
   }
   shared_.copied(rank_).store(least, std::memory_order_release);
 }
@@ -264,8 +275,8 @@ bool HostExchange::all_have_taken(uint64_t blocks) {
 
 bool HostExchange::all_have_taken_their_parts() {
   for (int rank = 0; rank < size(); ++rank) {
-    const uint64_t part = blocks(told_[static_cast<size_t>(rank)].bytes);
-    if (rank != rank_ && shared_.copied(rank).load(std::memory_order_acquire) < part) return false;
+    const uint64_t its = blocks(part(rank).bytes);
+    if (rank != rank_ && shared_.copied(rank).load(std::memory_order_acquire) < its) return false;
   }
   return true;
 }
@@ -273,14 +284,14 @@ bool HostExchange::all_have_taken_their_parts() {
 std::string HostExchange::describe() const {
   const std::string text = name_ + " on one host: ";
   if (!has_met_) {
-    return text + std::to_string(heard_) + " of " + std::to_string(size()) +
-           " ranks have told where their arrays are";
+    return text + std::to_string(told_ ? told_->blocks_here() : 0) + " of " +
+           std::to_string(size()) + " ranks have told where their arrays are";
   }
   uint64_t taken = 0;
   uint64_t all = 0;
-  for (int source = 0; source < size(); ++source) {
-    taken += taken_[static_cast<size_t>(source)];
-    all += blocks(place(source).bytes);
+  for (int rank = 0; rank < size(); ++rank) {
+    taken += taken_[static_cast<size_t>(rank)];
+    all += blocks(source(rank).bytes);
   }
   return text + std::to_string(taken) + " of " + std::to_string(all) + " blocks are here";
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/bruck.h"
 #include "collective/collective.h"
 #include "collective/partition.h"
 #include "collective/shared_counters.h"
@@ -26,15 +27,16 @@ struct Exchange {
   std::vector<size_t> begins = {};  // where there, by rank, if not in rank order
 };
 
-/// An exchange among ranks that all share memory: each tells the others where its array is, and
-/// takes what is meant for it from theirs. Arrays in shared memory are read where they are: one
-/// copy, as little as can be. Those that only their owners reach go through stages, block by block.
+/// An exchange among ranks that all share memory: each tells the others where its array is, in few
+/// messages (Bruck), and takes what is meant for it from theirs. Arrays in shared memory are read
+/// where they are: one copy, as little as can be. Those that only their owners reach go through
+/// stages, block by block.
 ///
 /// Broadcast, allgather, alltoall and reduce-scatter differ only in who takes what. Reductions are
 /// as in DirectAllreduce: in rank order, 16-bit floats rounded once.
 ///
-/// No rank can finish while two disagree: each hears from every other one, and takes nothing from
-/// one that it disagrees with. A rank is done once all have what they take from it.
+/// No rank can finish while two disagree: each has to hear of every other one, and nothing is taken
+/// from a rank that this one disagrees with. A rank is done once all have what they take from it.
 class HostExchange final : public Collective {
  public:
   /// Smaller arrays, if all ranks know their size, had better go by messages: those of up to 2 KiB
@@ -55,35 +57,61 @@ class HostExchange final : public Collective {
   std::string describe() const override;
 
  private:
-  // What a rank tells another of the part that it has for it. Its blocks lie one after the other,
-  // or, in a stage, by turns in two places.
-  struct Place {
-    int64_t begin = 0;   // in the memory of the rank that tells
-    int64_t stride = 0;  // from one place in the stage to the other; 0: all of the part is there
-    int64_t bytes = 0;
+  // What a rank tells the others. The blocks of a part lie one after the other, or, in a stage, by
+  // turns in two places, with those of the other ranks' parts beside them unless all are the same.
+  struct Told {
+    int64_t begin = 0;   // of its array, or stage, in its memory
+    int64_t stride = 0;  // from one place in the stage to the other; 0: it is the array
+    int64_t lane_bytes = 0;
     int64_t blocks_in = 0;  // of a stage, when it tells
+    int64_t bytes = 0;      // of a part that is the same for all others
     int64_t counters = -1;  // of rank 0
+    int64_t parts = -1;     // where it tells each rank's part, if only it knows them
+  };
+
+  // Likewise, for those: its parts, by rank, and how many ranks have read theirs.
+  class Parts {
+   public:
+    explicit Parts(std::byte* memory) : memory_(memory) {}
+    static size_t bytes(int size) { return kHeadBytes + sizeof(Span) * static_cast<size_t>(size); }
+    SharedCounters::Counter& read() const {
+      return *reinterpret_cast<SharedCounters::Counter*>(memory_);
+    }
+    Span* begin() const { return reinterpret_cast<Span*>(memory_ + kHeadBytes); }
+
+   private:
+    static constexpr size_t kHeadBytes = 64;
+    std::byte* memory_;
+  };
+
+  // Where this rank finds what a rank has for it.
+  struct Source {
+    const std::byte* first;
+    size_t stride;
+    size_t bytes;
   };
 
   int size() const { return static_cast<int>(ranks_.size()); }
-  uint64_t blocks(int64_t bytes) const;
-  size_t block_length(int64_t bytes, uint64_t block) const;
-  const Place& place(int source) const { return places_[static_cast<size_t>(source)]; }
-  std::byte* at(int source, int64_t offset) const;
+  uint64_t blocks(size_t bytes) const;
+  size_t block_length(size_t bytes, uint64_t block) const;
+  const Source& source(int rank) const { return sources_[static_cast<size_t>(rank)]; }
+  const Span& part(int rank) const { return exchange_.parts[static_cast<size_t>(rank)]; }
+  std::byte* at(int rank, int64_t offset) const;
 
-  size_t lane_begin(int to) const {  // in a place of the stage
-    return static_cast<size_t>(to > rank_ ? to - 1 : to) * lane_bytes_;
-  }
+  // Which part of a rank's place in its stage is another one's.
+  static size_t lane(int owner, int to) { return static_cast<size_t>(to > owner ? to - 1 : to); }
   void find_stage();
-  void tell(Channel& channel);
-  bool has_heard_all(Channel& channel);
+  void publish_parts();
+  void tell();
+  Told told_by(int rank) const;
+  Source find_source(int rank, const Told& told) const;
   void begin();
   bool copy_in();
   bool take();
-  bool take_from(int source);
+  bool take_from(int rank);
   bool reduce_next();
-  bool is_there(int source, uint64_t block);
-  const std::byte* source_of(int source, uint64_t block) const;
+  bool is_there(int rank, uint64_t block);
+  const std::byte* block_at(int rank, uint64_t block) const;
   void tell_taken();
   bool all_have_taken(uint64_t blocks);
   bool all_have_taken_their_parts();
@@ -95,11 +123,11 @@ class HostExchange final : public Collective {
   const int rank_;
   const Exchange exchange_;
   const size_t block_bytes_;  // the same on all ranks
-  std::vector<Place> told_;   // by rank
-  std::vector<Place> places_;
-  bool has_told_ = false;
-  int heard_ = 0;  // so many ranks have told
+  Told own_;
+  std::optional<Bruck> told_;  // what all ranks tell, once this one does
   bool has_met_ = false;
+  std::vector<Source> sources_;  // by rank
+  std::shared_ptr<std::byte> parts_;
   std::shared_ptr<std::byte> stage_;
   size_t stride_ = 0;
   size_t lane_bytes_ = 0;      // from one rank's part in a place of the stage to the next one's

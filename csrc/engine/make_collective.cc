@@ -1,6 +1,7 @@
 #include "engine/make_collective.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "collective/ring_reduce_scatter.h"
 #include "collective/row_partition.h"
 #include "collective/scatter.h"
+#include "collective/tree_broadcast.h"
 #include "collective/two_levels.h"
 
 namespace ringdl {
@@ -76,14 +78,16 @@ std::vector<int64_t> split_bytes(const Call& call, int size) {
 }
 
 // Whether ranks that all share memory move it there, as far as they can know alike beforehand.
-bool is_exchanged_in_memory(Kind kind, size_t bytes) {
+bool is_exchanged_in_memory(Kind kind, size_t bytes, int size) {
+  constexpr int kFewRanks = 4;  // of more, a ring is too long even for what goes with headers
   switch (kind) {
     case Kind::kAllgather:
     case Kind::kAlltoall:
       return true;
+    case Kind::kReduceScatter:
+      return bytes >= HostExchange::kLeastBytes || size > kFewRanks;
     case Kind::kBroadcast:
     case Kind::kMessage:
-    case Kind::kReduceScatter:
       return bytes >= HostExchange::kLeastBytes;
     default:
       return false;
@@ -127,12 +131,28 @@ std::unique_ptr<Collective> make_broadcast(std::byte* array, size_t bytes, int r
                                            size_t segment_bytes, const HostLayout& layout) {
   std::vector<int> order = host_by_host(layout, root);
   const int size = static_cast<int>(order.size());
-  if (is_ring_of_ranks(order) || bytes < HostExchange::kLeastBytes) {
-    return std::make_unique<Broadcast>(array, bytes, root, rank, size, segment_bytes);
-  }
+  const auto make = [&](int from, int place) -> std::unique_ptr<Collective> {
+    if (TreeBroadcast::is_faster(bytes, size, segment_bytes)) {
+      return std::make_unique<TreeBroadcast>(array, bytes, from, place, size, segment_bytes);
+    }
+    return std::make_unique<Broadcast>(array, bytes, from, place, size, segment_bytes);
+  };
+  if (is_ring_of_ranks(order) || bytes < HostExchange::kLeastBytes) return make(root, rank);
   const auto place = static_cast<int>(std::ranges::find(order, rank) - order.begin());
-  auto chain = std::make_unique<Broadcast>(array, bytes, 0, place, size, segment_bytes);
-  return std::make_unique<InOrder>(std::move(order), rank, std::move(chain));
+  auto inner = make(0, place);
+  return std::make_unique<InOrder>(std::move(order), rank, std::move(inner));
+}
+
+// Up to how many bytes of all blocks rounds are faster than the ring, whose P-1 steps take as long
+// as a link needs for so many bytes each. In rounds each of the ranks of a host receives all blocks
+// over its link; around the ring they come once.
+size_t few_bytes_of(const HostLayout& layout) {
+  constexpr size_t kStepBytes = 4096;  // the default costs between hosts
+  size_t sharing = 1;
+  for (const auto& ranks : layout.hosts) sharing = std::max(sharing, ranks.size());
+  const auto size = static_cast<size_t>(layout.size());
+  const auto rounds = static_cast<size_t>(std::bit_width(size - 1));
+  return (size - 1 - rounds) * kStepBytes / std::max<size_t>(sharing - 1, 1);
 }
 
 // If all hosts have as many ranks.
@@ -156,7 +176,8 @@ std::unique_ptr<Collective> make_ring(const Call& call, std::byte* array, const 
   const auto place = static_cast<int>(std::ranges::find(order, group.rank) - order.begin());
   std::unique_ptr<Collective> ring;
   if (call.kind == Kind::kAllgather) {
-    ring = std::make_unique<Allgather>(array, bytes_of(call), order, place, segment_bytes, levels);
+    ring = std::make_unique<Allgather>(array, bytes_of(call), order, place, segment_bytes,
+                                       few_bytes_of(layout), levels);
   } else {
     const auto parts = row_partition(rows_of(call), row_bytes(call), group.size());
     std::vector<Span> chunks;
@@ -219,7 +240,7 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
                      " is not a rank; ranks are 0 to " + std::to_string(size - 1));
   }
   if (call.compression) refuse_compression(call);
-  if (window && layout->hosts.size() == 1 && is_exchanged_in_memory(call.kind, bytes)) {
+  if (window && layout->hosts.size() == 1 && is_exchanged_in_memory(call.kind, bytes, size)) {
     return make_host_exchange(call, array, group, window, *layout);
   }
   switch (call.kind) {

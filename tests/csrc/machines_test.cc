@@ -7,12 +7,14 @@
 #include "collective/allgather.h"
 #include "collective/alltoall.h"
 #include "collective/broadcast.h"
+#include "collective/bruck.h"
 #include "collective/gather.h"
 #include "collective/in_order.h"
 #include "collective/recursive_doubling.h"
 #include "collective/ring_reduce_scatter.h"
 #include "collective/row_partition.h"
 #include "collective/scatter.h"
+#include "collective/tree_broadcast.h"
 #include "network.h"
 
 using namespace ringdl;
@@ -335,6 +337,7 @@ void gather_and_scatter(int size, int root, int64_t scale, size_t segment_bytes,
 
 // Counted in any order: what ranks get is the same.
 void in_order(int size, int64_t scale, size_t segment_bytes, uint64_t seed) {
+  const size_t few_bytes = seed % 2 == 0 ? 0 : 8 << 10;
   std::vector<int> order(static_cast<size_t>(size));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
@@ -353,13 +356,80 @@ void in_order(int size, int64_t scale, size_t segment_bytes, uint64_t seed) {
     parts.push_back(std::make_unique<InOrder>(
         order, rank,
         std::make_unique<Allgather>(blocks[rank].data(), blocks[rank].size(), order, place,
-                                    segment_bytes)));
+                                    segment_bytes, few_bytes)));
   }
   CHECK(network.run(parts));
+  const bool has_rounds = all.size() <= few_bytes;
+  const int rounds = std::bit_width(static_cast<unsigned>(size - 1));
   for (int rank = 0; rank < size; ++rank) {
+    if (has_rounds) CHECK(network.traffic[rank].messages <= 1 + 2 * rounds);
     CHECK(parts[rank]->gathered()->lengths == lengths);
     CHECK(equal(parts[rank]->gathered()->data.data(), all));
   }
+}
+
+// Every rank has every block after log2 P messages, each of which carries what the other lacks.
+void rounds(int size, int64_t scale, uint64_t seed) {
+  std::vector<size_t> lengths;
+  std::vector<Bytes> blocks;
+  size_t total = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    lengths.push_back(static_cast<size_t>(block_bytes(rank, 0, scale)));
+    blocks.push_back(noise(static_cast<uint64_t>(rank), lengths.back()));
+    total += lengths.back();
+  }
+  Network network(size, seed);
+  Parts parts;
+  for (int rank = 0; rank < size; ++rank) {
+    parts.push_back(std::make_unique<Bruck>(lengths, rank, blocks[rank].data()));
+  }
+  CHECK(network.run(parts));
+  int64_t sent = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto& part = static_cast<Bruck&>(*parts[rank]);
+    CHECK(part.is_complete());
+    for (int other = 0; other < size; ++other) CHECK(equal(part.block(other), blocks[other]));
+    CHECK(network.traffic[rank].messages <= std::bit_width(static_cast<unsigned>(size - 1)));
+    sent += network.traffic[rank].bytes;
+  }
+  CHECK_EQ(sent, static_cast<int64_t>(total) * (size - 1));
+}
+
+// Data crosses each edge of a binomial tree once; a message for each round, segments for data.
+void tree_broadcast(int size, int root, size_t bytes, size_t segment_bytes, uint64_t seed) {
+  const Bytes expected = noise(seed, bytes);
+  std::vector<Bytes> data(static_cast<size_t>(size), Bytes(bytes));
+  data[static_cast<size_t>(root)] = expected;
+  Network network(size, seed);
+  Parts parts;
+  for (int rank = 0; rank < size; ++rank) {
+    parts.push_back(
+        std::make_unique<TreeBroadcast>(data[rank].data(), bytes, root, rank, size, segment_bytes));
+  }
+  CHECK(network.run(parts));
+  CHECK(network.most_receives <= kReceives && network.most_sends <= kSends);
+  const int64_t in_segments = segments(static_cast<int64_t>(bytes), segment_bytes);
+  const int64_t rounds = std::bit_width(static_cast<unsigned>(size - 1));
+  int64_t sent = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    CHECK(data[rank] == expected);
+    CHECK(network.traffic[rank].messages <= rounds * std::max<int64_t>(in_segments, 1));
+    sent += network.traffic[rank].bytes;
+  }
+  CHECK_EQ(network.traffic[root].bytes, rounds * static_cast<int64_t>(bytes));
+  CHECK_EQ(sent, static_cast<int64_t>(bytes) * (size - 1));
+}
+
+// The chain has P-1 ranks, whatever the size; the tree has log2 P rounds, each of all segments.
+void chooses_the_tree() {
+  CHECK(!TreeBroadcast::is_faster(8, 2, 1024));
+  CHECK(!TreeBroadcast::is_faster(8, 3, 1024));
+  CHECK(TreeBroadcast::is_faster(8, 4, 1024));
+  CHECK(TreeBroadcast::is_faster(1024, 4, 1024));
+  CHECK(!TreeBroadcast::is_faster(1025, 4, 1024));
+  CHECK(TreeBroadcast::is_faster(12 << 10, 64, 1024));
+  CHECK(!TreeBroadcast::is_faster(13 << 10, 64, 1024));
+  CHECK(TreeBroadcast::is_faster(0, 1000, 1024));
 }
 
 // One rank means something else, in one of them by naming another root: nobody may finish.
@@ -373,6 +443,8 @@ void disagreements(int size, uint64_t seed) {
     kBroadcast,
     kBroadcastInOrder,
     kAllgatherInOrder,
+    kRounds,
+    kTreeBroadcast,
     kCount
   };
   std::vector<int> order(static_cast<size_t>(size));
@@ -410,7 +482,12 @@ void disagreements(int size, uint64_t seed) {
               std::make_unique<Broadcast>(outputs[rank].data(), 64, 0, place, size, 16));
         } else if (kind == kAllgatherInOrder) {
           part = std::make_unique<InOrder>(
-              order, rank, std::make_unique<Allgather>(input, 64, order, place, 16));
+              order, rank, std::make_unique<Allgather>(input, 64, order, place, 16, 0));
+        } else if (kind == kRounds) {
+          part =
+              std::make_unique<Bruck>(std::vector<size_t>(even.begin(), even.end()), rank, input);
+        } else if (kind == kTreeBroadcast) {
+          part = std::make_unique<TreeBroadcast>(outputs[rank].data(), 64, 0, rank, size, 16);
         } else if (kind == kGather) {
           part = std::make_unique<Gather>(input, 64, root, rank, size, 16);
         } else {
@@ -441,6 +518,15 @@ int main() {
         }
       }
       if (size > 1) disagreements(size, seed);
+    }
+  }
+  chooses_the_tree();
+  for (const int size : {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 31}) {
+    for (uint64_t seed = 0; seed < 6; ++seed) {
+      for (const int64_t scale : {0, 3, 400}) rounds(size, scale, seed);
+      for (const size_t bytes : {0u, 1u, 64u, 999u}) {
+        tree_broadcast(size, static_cast<int>(seed * 3) % size, bytes, 64, seed);
+      }
     }
   }
   return check::report();
