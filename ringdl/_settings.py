@@ -168,9 +168,11 @@ OTHERS = {
     "PMIX_RANK, PMIX_NAMESPACE": "Any launcher that speaks PMIx.",
     "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS, "
     "SLURM_STEP_NUM_NODES": "srun.",
-    "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT": "Set by importing "
-    "`ringdl.torch.backend` after `init()`, unless they are set, for "
-    "`torch.distributed.init_process_group`.",
+    "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": "Set by torchrun and `accelerate launch`, or by "
+    "hand: `init()` finds the other ranks by them, unless a launcher of MPI is there. "
+    "`ringdl.torch.backend` sets them where they are not set.",
+    "LOCAL_RANK, LOCAL_WORLD_SIZE": "Set by `ringdl.torch.backend` where they are not set.",
+    "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Tell ranks of torchrun's from earlier ones.",
     "GLOO_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` on one host, unless it is set.",
     RANK_PROCESS: "Set by `init()`, for children of a rank to know that they are none.",
 }
