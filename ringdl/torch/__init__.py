@@ -4,6 +4,9 @@ Names and signatures are those that MPI training scripts for PyTorch use already
 ``root``).
 """
 
+import sys
+
+import ringdl
 from ringdl import (
     Adasum,
     Average,
@@ -16,6 +19,11 @@ from ringdl import (
     StallError,
     Sum,
     UsageError,
+    _communicator,
+    _exchanges,
+    _objects,
+    _reductions,
+    _work,
     average_metrics,
     is_initialized,
     local_rank,
@@ -45,6 +53,7 @@ from ringdl.torch._basics import (
 )
 from ringdl.torch._batch_norm import SyncBatchNorm
 from ringdl.torch._checkpoint import load, save
+from ringdl.torch._compiled import leave_uncompiled
 from ringdl.torch._compression import Compression
 from ringdl.torch._exchange_ops import (
     allgather,
@@ -167,3 +176,15 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+leave_uncompiled(ringdl, names=ringdl.__all__)
+leave_uncompiled(sys.modules[__name__], names=__all__)
+leave_uncompiled(
+    _communicator.Communicator,
+    _exchanges.Exchanges,
+    _objects.Objects,
+    _reductions.Reductions,
+    _work.GroupedWork,
+    _work.Work,
+    Handle,
+)

@@ -12,6 +12,7 @@ import torch
 
 import ringdl
 from ringdl._reductions import CompressionName
+from ringdl.torch._compiled import uncompiled
 from ringdl.torch._state import check_replicas
 from ringdl.torch._wrapped import Unaveraged, wrap
 
@@ -110,11 +111,13 @@ def combine_steps(optimizer: torch.optim.Optimizer, changes: Changes) -> None:
     wrap(optimizer, AdasumDistributed, changes.named, _before_step, _after_step)
 
 
+@uncompiled
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     assert isinstance(optimizer, AdasumDistributed)
     optimizer._ringdl_changes.begin()
 
 
+@uncompiled
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     assert isinstance(optimizer, AdasumDistributed)
     optimizer._ringdl_changes.end()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ringdl.torch._compiled import uncompiled
+
 if TYPE_CHECKING:
     from ringdl.torch._gradients import Gradients
 
@@ -41,6 +43,7 @@ class _Outermost:
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self.touched.append(gradients)
 
+    @uncompiled
     def _end(self) -> None:
         self.task, touched, self.touched = -1, self.touched, []
         for gradients in sorted(touched, key=lambda gradients: gradients.number):

@@ -8,6 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 import ringdl
+from ringdl.torch._compiled import uncompiled
 from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set
 
 _NAME = "ringdl.SyncBatchNorm"
@@ -74,6 +75,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
                 f"{tuple(input.shape)}"
             )
 
+    @uncompiled
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """The normalized batch; collective in training."""
         self._check_input_dim(input)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 import ringdl
+from ringdl.torch._compiled import leave_uncompiled
 from ringdl.torch._handles import Handle, begin, copied, is_tracked, require_tensors
 from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl.torch._reduce_ops import gradient_name, part_name
@@ -278,3 +279,6 @@ class _Alltoall(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
         back, _counts = alltoall_async(gradient, *ctx.call).wait()
         return back, None, None, None
+
+
+leave_uncompiled(_Allgather, _Broadcast, _Alltoall)

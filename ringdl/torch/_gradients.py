@@ -41,6 +41,7 @@ import ringdl
 from ringdl import _timeline
 from ringdl._reductions import CompressionName
 from ringdl.torch._backward import is_nested, outermost
+from ringdl.torch._compiled import uncompiled
 from ringdl.torch._fused import FusedGradients, raise_out_of_step
 from ringdl.torch._sparse import agree_on_sparse_dims, begin_sparse
 
@@ -389,6 +390,7 @@ def find_owner(parameter: torch.Tensor) -> Gradients | None:
 
 
 def _make_hook(gradients: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor], None]:
+    @uncompiled
     def hook(_: torch.Tensor) -> None:
         owner = gradients()
         if owner is None:

@@ -13,6 +13,7 @@ import torch
 import ringdl
 from ringdl.torch._adasum import Changes, combine_steps
 from ringdl.torch._closure import reduced_closure
+from ringdl.torch._compiled import leave_uncompiled, uncompiled
 from ringdl.torch._compression import AnyCompression, Compression, wire_of
 from ringdl.torch._gradients import Gradients, find_owner
 from ringdl.torch._process_sets import (
@@ -199,6 +200,9 @@ class Distributed(Wrapped):
         self._ringdl_gradients.expect_round()
 
 
+leave_uncompiled(Distributed)
+
+
 def _warn_of_synchronize(optimizer: Distributed) -> None:
     """Once: scripts that change gradients between the two mean to skip the second averaging."""
     was_synchronized, optimizer._ringdl_is_synchronized = optimizer._ringdl_is_synchronized, False
@@ -226,6 +230,7 @@ def _refuse_groups(num_groups: int, groups: int | Sequence[Sequence[torch.Tensor
         raise ringdl.UsageError("groups holds a parameter twice; each belongs to one group")
 
 
+@uncompiled
 def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -259,6 +264,7 @@ def _before_step(
     return args, kwargs | {"closure": reduced}
 
 
+@uncompiled
 def _after_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:

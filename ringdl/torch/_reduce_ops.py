@@ -18,6 +18,7 @@ import torch
 
 import ringdl
 from ringdl._reductions import Op
+from ringdl.torch._compiled import leave_uncompiled
 from ringdl.torch._compression import AnyCompression, wire_of, wire_of_sum
 from ringdl.torch._handles import Handle, begin, copied, is_tracked, require_tensors
 from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set
@@ -431,3 +432,6 @@ def _reduction(average: bool | None, op: Op | None) -> Op:
     if average is not None:
         return ringdl.Average if average else ringdl.Sum
     return ringdl.Average if op is None else op
+
+
+leave_uncompiled(_Allreduce, _GroupedAllreduce, _Reducescatter)

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import ringdl
+from ringdl.torch._compiled import uncompiled
 from ringdl.torch._wrapped import Wrapped
 
 _replicated: list[StorageWeakRef] = []
@@ -36,6 +37,7 @@ def watch(parameters: Iterable[torch.Tensor]) -> None:
         register_optimizer_step_pre_hook(_look)
 
 
+@uncompiled
 def _look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if not _replicated or isinstance(optimizer, Wrapped) or not ringdl.is_initialized():
         return
