@@ -84,8 +84,9 @@ class Changes:
         before, self._before = self._before, None
         pairs = [*zip(before, (parameter for _, parameter in self.named), strict=True)]
         changes = [self._narrow(parameter - old) for old, parameter in pairs]
+        combined = [torch.view_as_real(each) if each.is_complex() else each for each in changes]
         was_checked, self._are_replicas_checked = self._are_replicas_checked, False
-        self.communicator.grouped_allreduce_(changes, ringdl.Adasum, self._key)
+        self.communicator.grouped_allreduce_(combined, ringdl.Adasum, self._key)
         self._are_replicas_checked = was_checked
         for (old, parameter), change in zip(pairs, changes, strict=True):
             parameter.copy_(old + change.to(parameter.dtype))

@@ -75,8 +75,10 @@ class FusedGradients:
         self.ready: set[int] = set()
         """The gradients that this rank has marked ready in this round."""
         self.views: dict[int, torch.Tensor] = {
-            index: from_dlpack(self._buckets.dlpack(position))
-            for index, position in self._positions.items()
+            index: _as_gradient(
+                from_dlpack(self._buckets.dlpack(self._positions[index])), parameter
+            )
+            for index, (_, parameter) in named.items()
         }
         """By index, with the strides of the parameter: always the same memory."""
 
@@ -136,5 +138,12 @@ def _ranks_text(ranks: list[int]) -> str:
 
 
 def _spec(name: str, parameter: torch.Tensor) -> tuple[str, tuple[int, ...], str, tuple[int, ...]]:
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), strides
+    """What buckets are told of a gradient: a complex one is pairs of real numbers to them."""
+    like = torch.empty_like(parameter, device="meta")
+    if like.is_complex():
+        like = torch.view_as_real(like)
+    return name, tuple(like.shape), str(like.dtype).removeprefix("torch."), like.stride()
+
+
+def _as_gradient(view: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(view) if parameter.is_complex() else view

@@ -46,6 +46,7 @@ from ringdl.torch._fused import FusedGradients, raise_out_of_step
 from ringdl.torch._sparse import agree_on_sparse_dims, begin_sparse
 
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
+_COMPLEX = (torch.complex64, torch.complex128)
 _numbers = itertools.count()
 _made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
 """The number of the next wrapped optimizer of a communicator."""
@@ -72,7 +73,7 @@ class Gradients:
             takes nothing else.
 
     Raises:
-        UsageError: if a parameter is not on the CPU or not real floating point.
+        UsageError: if a parameter is not on the CPU or not floating point.
         MismatchError: on every rank, if names, shapes, dtypes or order differ.
     """
 
@@ -410,14 +411,10 @@ def _remove_all(handles: list[torch.utils.hooks.RemovableHandle]) -> None:
 
 
 def _refuse_unfit(name: str, parameter: torch.Tensor) -> None:
-    if parameter.is_complex():
-        raise ringdl.UsageError(
-            f"the parameter {name!r} is complex ({parameter.dtype}), and ringdl.torch averages "
-            "real gradients; keep it as a real one with two values per element and use "
-            "torch.view_as_complex() in forward()"
-        )
-    if parameter.device.type != "cpu" or not parameter.is_floating_point():
+    is_averaged = parameter.is_floating_point() or parameter.dtype in _COMPLEX
+    if parameter.device.type != "cpu" or not is_averaged:
         raise ringdl.UsageError(
             f"the parameter {name!r} is {parameter.dtype} on {parameter.device}; "
-            "ringdl.torch averages real floating-point gradients on the CPU"
+            "ringdl.torch averages floating-point gradients on the CPU, complex64 and complex128 "
+            "among them"
         )

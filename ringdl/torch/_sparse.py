@@ -46,12 +46,16 @@ def begin_sparse(
         gradient = gradient.coalesce()
         indices, values = gradient.indices().t(), gradient.values()
     # A first row for each rank: how many follow, or -1 for no gradient.
+    if dtype.is_complex:  # pairs of real numbers on the way
+        values = torch.view_as_real(values)
     head = torch.full((1, sparse_dim), -1 if gradient is None else len(indices))
     of_rows = communicator.allgather_async(torch.cat([head, indices]), name=f"{name}.indices")
     of_values = communicator.allgather_async(values.contiguous(), name=f"{name}.values")
 
     def end() -> torch.Tensor | None:
         rows, all_values = of_rows.wait(), of_values.wait()
+        if dtype.is_complex:
+            all_values = torch.view_as_complex(all_values)
         blocks: list[torch.Tensor] = []
         is_produced = False
         first = 0
