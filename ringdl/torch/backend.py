@@ -6,7 +6,8 @@
 Under mpirun or ``python -m ringdl run``, with any torch: DistributedDataParallel, FSDP2
 (``fully_shard``), ZeroRedundancyOptimizer, distributed checkpoints and functional collectives then
 talk by ringdl. The import calls `ringdl.init`, and sets what ``torch.distributed`` reads where it
-is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Collective.
+is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT.
+Collective.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 import ringdl
+from ringdl.torch._gloo import warn_of_gloo
 from ringdl.torch._process_group import ProcessGroup
 from ringdl.torch._reducer import Reducer
 
@@ -40,6 +42,7 @@ def _set_environment() -> None:
         ("WORLD_SIZE", communicator.size),
         ("LOCAL_RANK", communicator.local_rank),
         ("LOCAL_WORLD_SIZE", communicator.local_size),
+        ("GROUP_RANK", communicator.host_rank),
         ("MASTER_ADDR", host),
         ("MASTER_PORT", port),
     ):
@@ -83,3 +86,4 @@ if multiprocessing.current_process().name == "MainProcess":  # not in a child th
 dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=["cpu"])
 # Where DistributedDataParallel looks for it: torch offers no other way to its buckets' memory.
 dist.Reducer = Reducer  # type: ignore[attr-defined]
+warn_of_gloo()
