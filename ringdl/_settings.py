@@ -172,7 +172,7 @@ OTHERS = {
     "hand: `init()` finds the other ranks by them, unless a launcher of MPI is there. "
     "`ringdl.torch.backend` sets them where they are not set.",
     "LOCAL_RANK, LOCAL_WORLD_SIZE": "Set by `ringdl.torch.backend` where they are not set.",
-    "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Tell ranks of torchrun's from earlier ones.",
+    "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Tell torchrun's ranks from earlier ones.",
     "GLOO_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` on one host, unless it is set.",
     RANK_PROCESS: "Set by `init()`, for children of a rank to know that they are none.",
 }
