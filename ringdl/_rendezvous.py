@@ -96,7 +96,7 @@ def open_engine(
     listener, endpoint = _sockets.listen(_sockets.own_address(address, port))
     with listener:
         cpus = tuple(sorted(os.sched_getaffinity(0)))
-        own = Member(endpoint, _machine(), cpus, read_cores().quota)
+        own = Member(endpoint, own_machine(), cpus, read_cores().quota)
         texts = meet(store, f"ringdl/{run}/{restart}/{_meetings}", job, own.to_json(), timeout)
         members = [Member.from_json(text) for text in texts]
         _check_versions(members)
@@ -195,7 +195,7 @@ def _check_versions(members: list[Member]) -> None:
             )
 
 
-def _machine() -> tuple[str, ...]:
+def own_machine() -> tuple[str, ...]:
     """What ranks that can map each other's memory have in common.
 
     They see the same processes and files of the same running kernel; a host name of its own makes

@@ -100,7 +100,7 @@ def connect(
     Args:
         rank: this one's.
         endpoints: of all ranks, by rank.
-        listener: this rank's; closed on return.
+        listener: this rank's; closed in any case.
         timeout: in seconds.
 
     Returns:
@@ -113,9 +113,9 @@ def connect(
     deadline = time.monotonic() + timeout
     sockets: dict[int, socket.socket] = {}
     try:
-        for other in range(rank):
-            sockets[other] = _call(rank, other, endpoints[other], deadline)
         with listener:
+            for other in range(rank):
+                sockets[other] = _call(rank, other, endpoints[other], deadline)
             _answer(rank, endpoints, listener, sockets, deadline)
         for other in range(rank):
             _hear(rank, other, endpoints, sockets[other], deadline)

@@ -3,11 +3,11 @@
     import ringdl.torch.backend
     torch.distributed.init_process_group("ringdl")
 
-Under mpirun or ``python -m ringdl run``, with any torch: DistributedDataParallel, FSDP2
+Under mpirun, ``python -m ringdl run`` or torchrun, with any torch: DistributedDataParallel, FSDP2
 (``fully_shard``), ZeroRedundancyOptimizer, distributed checkpoints and functional collectives then
 talk by ringdl. The import calls `ringdl.init`, and sets what ``torch.distributed`` reads where it
 is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT.
-Collective.
+Collective. In a child of ``multiprocessing``, init_process_group does so instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _set_environment() -> None:
         if os.environ.get(name, str(own)) != str(own):
             raise ringdl.UsageError(
                 f"{name} is {os.environ[name]} in the environment, and {own} for ringdl; unset it, "
-                "and start the job with mpirun or `python -m ringdl run` alone"
+                "and start the job with one of mpirun, `python -m ringdl run` and torchrun alone"
             )
     address = _address(communicator.host_count) if communicator.rank == 0 else None
     host, port = communicator.broadcast_object(address, name="ringdl.torch.backend")
@@ -65,13 +65,16 @@ def _address(host_count: int) -> tuple[str, int]:
 
 
 def _make_group(options: Any, _: Any) -> ProcessGroup:
+    if not ringdl.is_initialized():  # what torch says counts, not what a parent's import has set
+        os.environ.update(RANK=str(options.group_rank), WORLD_SIZE=str(options.group_size))
+        _set_environment()
     default = ringdl.get_communicator()
     ranks = list(options.global_ranks_in_group)
     if not ranks and (options.group_rank, options.group_size) != (default.rank, default.size):
         raise ringdl.UsageError(
             f"torch.distributed calls this rank {options.group_rank} of {options.group_size}, and "
             f"ringdl {default.rank} of {default.size}; leave RANK and WORLD_SIZE unset, or start "
-            "the job with mpirun alone"
+            "the job with one of mpirun and torchrun alone"
         )
     communicator = default.group(ranks or range(default.size))
     assert communicator is not None  # only members are asked

@@ -1,0 +1,131 @@
+"""Whole jobs of ranks that no MPI has started: by torchrun, or with RANK and the like set by hand.
+
+With RINGDL_TEST_ALL=1, under every MPI that they are compared with, and in all ways to end.
+"""
+
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.environments import PYTHONS
+from tests.test_jobs import EVERYTHING, JOBS, SAID, SOON, Ended, run_job, run_ranks
+
+pytest.importorskip("torch")
+
+PYTHON = next(iter(PYTHONS.values()))
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
+TORCH_ENDS = 5
+"""Seconds that Python and torchrun may take to end where PyTorch is loaded, beside other tests."""
+
+
+def torchrun(ranks: int, *command: str, folder: Path, **settings: str) -> Ended:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), *command)
+    return run_job([*command], folder, timeout=150, **settings)
+
+
+def by_hand(ranks: int, script: str, *arguments: str, folder: Path, **settings: str) -> Ended:
+    """No launcher: each rank ends by itself."""
+    command = [PYTHON, str(JOBS / "by_hand.py"), str(ranks), str(JOBS / script), *arguments]
+    return run_job(command, folder, **settings)
+
+
+def test_ranks_by_messages(tmp_path: Path) -> None:
+    """What mpirun's ranks are checked for; see tests/ranks."""
+    modules = ("buckets", "exchanges", "joining", "groups", "mismatches", "protocol", "restarts")
+    command = ("-m", "tests.ranks", *modules, "--quick")
+    ended = torchrun(3, *command, folder=tmp_path, RINGDL_SHARED_MEMORY="0")
+    assert ended.code == 0, ended.text
+    assert re.search(r"[4-9]\d checks on 3 ranks, 0 failed", ended.output), ended.text
+
+
+def test_torch_in_shared_memory(tmp_path: Path) -> None:
+    modules = ("torch_backend", "torch_names", "torch_training")
+    ended = torchrun(2, "-m", "tests.ranks", *modules, folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert re.search(r"[3-9]\d checks on 2 ranks, 0 failed", ended.output), ended.text
+
+
+@pytest.mark.parametrize("shared", ["1", "0"])
+@pytest.mark.parametrize("python", list(PYTHONS.values())[: None if EVERYTHING else 1])
+def test_the_same_bits_as_under_mpirun(python: str, shared: str, tmp_path: Path) -> None:
+    """In shared memory, and by messages alone."""
+    jobs = [
+        run_ranks(python, 2, "digest.py", folder=tmp_path, RINGDL_SHARED_MEMORY=shared),
+        torchrun(2, str(JOBS / "digest.py"), folder=tmp_path, RINGDL_SHARED_MEMORY=shared),
+    ]
+    digests = [re.findall(r"rank \d of 2: (\w{64})", job.output) for job in jobs]
+    assert [len(found) for found in digests] == [2, 2], [job.text for job in jobs]
+    assert len({*digests[0], *digests[1]}) == 1, digests
+
+
+@pytest.mark.parametrize("how", list(SAID) if EVERYTHING else ["kill", "raise", "exit"])
+def test_a_rank_that_ends_is_named_by_the_others(how: str, tmp_path: Path) -> None:
+    """Nobody takes them down: they end by themselves, as soon as they wait for it."""
+    ended = by_hand(3, "endings.py", how, folder=tmp_path)
+    assert ended.seconds_since("ends") < SOON + TORCH_ENDS, ended.text
+    codes = re.search(r"exit codes: \[(.*)\]", ended.output)
+    assert codes is not None, ended.text
+    first, _, last = codes[1].split(", ")
+    assert (first, last) == ("1", "1"), ended.text
+    assert "the allreduce has ended" not in ended.output
+    words = [text for text in SAID[how] if text != ", in end"]
+    if how not in ("exit", "return", "stall"):
+        words.append("RankFailedError: rank 1 has ended without shutdown()")
+    missing = [text for text in words if text not in ended.errors]
+    assert not missing, f"{missing} not in:\n{ended.text}"
+
+
+def test_a_rank_that_is_killed_is_missed_at_the_end(tmp_path: Path) -> None:
+    ended = by_hand(3, "endings.py", "kill", "late", folder=tmp_path)
+    assert "exit codes: [1, -9, 1]" in ended.output, ended.text
+    assert "RankFailedError: rank 1 has ended" in ended.errors
+
+
+def test_torchrun_ends_with_a_rank(tmp_path: Path) -> None:
+    ended = torchrun(2, str(JOBS / "endings.py"), "kill", folder=tmp_path)
+    assert ended.code != 0, ended.text
+    assert ended.seconds_since("ends") < SOON + TORCH_ENDS, ended.text
+
+
+def test_torchrun_starts_ranks_again(tmp_path: Path) -> None:
+    """They do not meet those of the time before."""
+    ended = torchrun(2, "--max-restarts", "1", str(JOBS / "restarted.py"), folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.count("has ended well") == 2, ended.text
+
+
+def test_several_torchruns_are_one_job(tmp_path: Path) -> None:
+    """As on several hosts, one of them on each."""
+    start = (
+        f"{' '.join(TORCHRUN)} --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7 "
+        f"--rdzv-endpoint 127.0.0.1:PORT {JOBS / 'hello.py'}"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        start = start.replace("PORT", str(free.getsockname()[1]))
+    ended = run_job(["sh", "-c", f"{start} & {start}; wait"], tmp_path, timeout=150)
+    assert ended.code == 0, ended.text
+    assert ended.output.count(" of 4: [10, 10, 10]") == 4, ended.text
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_torch_meets_at_the_same_port(when: str, tmp_path: Path) -> None:
+    ended = by_hand(3, "beside_gloo.py", when, folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.count("both worked") == 3
+
+
+def test_spawned_ranks(tmp_path: Path) -> None:
+    ended = run_job([PYTHON, str(JOBS / "spawned.py")], tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.count("has trained") == 2
+
+
+def test_a_rank_that_never_comes(tmp_path: Path) -> None:
+    environment = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "2"}
+    hello = [sys.executable, str(JOBS / "hello.py")]
+    ended = run_job(hello, tmp_path, **environment, MASTER_PORT="0", RINGDL_TIMEOUT="2")
+    assert ended.code != 0
+    assert "StallError: rank 0" in ended.errors, ended.text
