@@ -61,7 +61,7 @@ def examine(trial: bool = True) -> list[Check]:
     Args:
         trial: whether to start two ranks, to see that they find each other.
     """
-    launcher = _launch.detect(os.environ)
+    launcher = _launch.detect_store_job(os.environ) or _launch.detect(os.environ)
     cores = _cores.read_cores()
     return [
         check_python(sys.version_info[:3]),
@@ -142,14 +142,18 @@ def check_engine() -> Check:
     return Check("ringdl", "ok", f"{__version__}, reductions in {name or 'portable code'}")
 
 
-def check_launcher(launcher: _launch.Launcher | None) -> Check:
+def check_launcher(launcher: _launch.Launcher | _launch.StoreJob | None) -> Check:
     """Whether a launcher started this process."""
     if launcher is None:
         return Check(
             "launcher",
             "ok",
-            "none: alone, size is 1; `python -m ringdl run -n 2 train.py` starts two",
+            "none: alone, size is 1; `python -m ringdl run -n 2 train.py` starts two, and so does "
+            "`torchrun --nproc-per-node 2 train.py`",
         )
+    if isinstance(launcher, _launch.StoreJob):
+        text = f"{launcher.size} ranks meet by {launcher.name}: through PyTorch's store, over TCP"
+        return Check("launcher", "ok", text)
     size = "an unknown number of" if launcher.size is None else launcher.size
     return Check("launcher", "ok", f"{launcher.name} started {size} ranks")
 

@@ -56,10 +56,14 @@ class StoreJob:
     size: int
     by_torchrun: bool
 
+    @property
+    def name(self) -> str:
+        """Who tells of the job, for people."""
+        return "torchrun" if self.by_torchrun else "the environment's RANK and WORLD_SIZE"
+
     def __str__(self) -> str:
         """For messages: ``torchrun (rank 1 of 4)``."""
-        name = "torchrun" if self.by_torchrun else "the environment's RANK and WORLD_SIZE"
-        return f"{name} (rank {self.rank} of {self.size})"
+        return f"{self.name} (rank {self.rank} of {self.size})"
 
 
 def detect_store_job(environ: Mapping[str, str]) -> StoreJob | None:

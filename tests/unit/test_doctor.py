@@ -18,6 +18,8 @@ def test_python() -> None:
 
 def test_launcher() -> None:
     assert "size is 1" in _doctor.check_launcher(None).text
+    job = _launch.StoreJob(1, 2, by_torchrun=True)
+    assert _doctor.check_launcher(job).text.startswith("2 ranks meet by torchrun: ")
     launched = _doctor.check_launcher(_launch.Launcher("Hydra", 1, 2))
     assert launched.text == "Hydra started 2 ranks"  # the same on all ranks
 
