@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from ringdl._reductions import CompressionName, wire_dtype
 if TYPE_CHECKING:
     import numpy as np
 
+AGREEING = "making gradient buckets (DistributedOptimizer, ringdl.Buckets)"
+"""What ranks agree under: whoever waits there in vain reads it, as the others forgot to wrap."""
 _Spec = tuple[str, list[int], DType, list[int]]
 
 
@@ -41,7 +44,8 @@ class Buckets:
 
     Raises:
         MismatchError: names, shapes, dtypes, order or sizes differ between ranks; on every rank.
-        UsageError: a dtype that is not floating, strides with gaps, a name that occurs twice.
+        UsageError: on every rank, if one rank has a spec of another form, a dtype that is not
+            floating, strides with gaps, or a name that occurs twice.
     """
 
     def __init__(
@@ -58,13 +62,17 @@ class Buckets:
         self._timeout = self.communicator._timeout
         if bucket_bytes is None:
             bucket_bytes = self.communicator.tuning.bucket_bytes(self.communicator.memory_hosts())
-        if first_bucket_bytes is None:
-            first_bucket_bytes = min(bucket_bytes, 1 << 20)
         terms: dict[str, Any] = {}
         gradients: list[_Spec] = []
         try:
-            gradients = [_normalized(spec) for spec in specs]
+            gradients = [_normalized(spec) for spec in _iterable(specs)]
             wire_dtype(compression)
+            bucket_bytes = _bytes(bucket_bytes)
+            if first_bucket_bytes is None:
+                first_bucket_bytes = min(bucket_bytes, 1 << 20)
+            first_bucket_bytes = _bytes(first_bucket_bytes)
+            if not isinstance(op, Reduction):
+                raise UsageError(f"buckets reduce gradients by Sum or Average, not {op!r}")
             self.plan = _engine.plan_buckets(gradients, bucket_bytes, first_bucket_bytes)
             terms = {
                 "bucket_bytes": bucket_bytes,
@@ -75,6 +83,7 @@ class Buckets:
         except UsageError as error:  # the others must hear of it
             terms = {"error": str(error)}
         number = _agree(self.communicator, gradients, terms)
+        assert first_bucket_bytes is not None  # else an error was told
         self._buckets = _engine.GradientBuckets(
             self.communicator._engine,
             gradients,
@@ -89,7 +98,7 @@ class Buckets:
         if places:
             import numpy as np
 
-            others = self.communicator.allgather(np.array([places]), name="ringdl.buckets")
+            others = self.communicator.allgather(np.array([places]), name=AGREEING)
             self._buckets.connect(others.tolist())
         self.communicator._shared.next_bucket = number + len(self.plan)
         self._dtypes = [dtype for _, _, dtype, _ in gradients]
@@ -136,18 +145,51 @@ class Buckets:
         return self._buckets.wait(self._timeout if timeout is None else timeout, timeout is None)
 
 
+def _iterable(specs: Any) -> Iterable[Sequence[Any]]:
+    if not isinstance(specs, Iterable):
+        raise UsageError(f"specs is {specs!r}; pass a list of (name, shape, dtype)")
+    return specs
+
+
+def _bytes(count: Any) -> int:
+    try:
+        return operator.index(count)
+    except TypeError:
+        raise UsageError(f"bucket_bytes is {count!r}; pass a number of bytes") from None
+
+
 def _normalized(spec: Sequence[Any]) -> _Spec:
+    if not isinstance(spec, Sequence) or isinstance(spec, str) or len(spec) not in (3, 4):
+        raise UsageError(
+            f"a gradient's spec is {spec!r}; pass (name, shape, dtype) or (name, shape, dtype, "
+            "strides)"
+        )
     name, shape, dtype, *strides = spec
+    if not isinstance(name, str):
+        raise UsageError(f"the name of a gradient is {name!r}; pass a string")
     if isinstance(dtype, str):
         text = dtype
     else:
         import numpy as np
 
-        text = np.dtype(dtype).name
+        try:
+            text = np.dtype(dtype).name
+        except TypeError:
+            text = repr(dtype)
     if text not in DType.__members__:
-        raise UsageError(f"gradient {name!r} has dtype {text}; gradients are floating-point")
-    in_elements = [int(n) for n in strides[0]] if strides else []
-    return name, [int(n) for n in shape], DType[text], in_elements
+        raise UsageError(
+            f"gradient {name!r} has dtype {text}; gradients are floating-point, of a NumPy dtype "
+            "or its name"
+        )
+    in_elements = _whole(strides[0], f"the strides of gradient {name!r}") if strides else []
+    return name, _whole(shape, f"the shape of gradient {name!r}"), DType[text], in_elements
+
+
+def _whole(numbers: Any, what: str) -> list[int]:
+    try:
+        return [operator.index(number) for number in numbers]
+    except TypeError:
+        raise UsageError(f"{what} is {numbers!r}; pass whole numbers, one for each axis") from None
 
 
 def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, Any]) -> int:
@@ -165,15 +207,15 @@ def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, 
     text = json.dumps([terms, own]).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
     mine = np.array([[digest, communicator._shared.next_bucket]])
-    digests, numbers = communicator.allgather(mine, name="ringdl.buckets").T
+    digests, numbers = communicator.allgather(mine, name=AGREEING).T
     if len(digests) < communicator.size:
         raise UsageError(
             "a rank has joined: make buckets and wrap optimizers before any rank calls join()"
         )
     if (digests == digests[0]).all() and "error" not in terms:
         return int(numbers.max())
-    lengths = communicator.allgather(np.array([len(text)]), name="ringdl.buckets.lengths")
-    texts = communicator.allgather(np.frombuffer(text, np.uint8), name="ringdl.buckets.texts")
+    lengths = communicator.allgather(np.array([len(text)]), name=f"{AGREEING}, lengths")
+    texts = communicator.allgather(np.frombuffer(text, np.uint8), name=f"{AGREEING}, texts")
     ends = np.cumsum(lengths)
     plans = [
         json.loads(texts[end - length : end].tobytes())

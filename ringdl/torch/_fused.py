@@ -16,6 +16,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import ringdl
+from ringdl._buckets import AGREEING
 from ringdl._reductions import CompressionName
 
 _RESIDUES = 8
@@ -62,12 +63,20 @@ class FusedGradients:
     ) -> None:
         gradients = [_spec(name, parameter) for name, parameter in named.values()]
         dtype = gradients[0][2] if gradients else "float32"
-        self._buckets = ringdl.Buckets(
-            [(_NOTE, (_RESIDUES + 1,), dtype), *gradients],
-            op=op,
-            compression=compression,
-            communicator=communicator,
-        )
+        try:
+            self._buckets = ringdl.Buckets(
+                [(_NOTE, (_RESIDUES + 1,), dtype), *gradients],
+                op=op,
+                compression=compression,
+                communicator=communicator,
+            )
+        except ringdl.MismatchError as error:
+            if AGREEING not in str(error):
+                raise
+            raise ringdl.MismatchError(
+                f"{error}. Every rank has to wrap its optimizer: "
+                "optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())"
+            ) from None
         self._positions = {index: position for position, index in enumerate(named, start=1)}
         self._note = from_dlpack(self._buckets.dlpack(0))
         self._is_noted = False
@@ -128,7 +137,8 @@ def raise_out_of_step(step: int, communicator: ringdl.Communicator, name: str) -
     )
     raise ringdl.MismatchError(
         f"the ranks are out of step: gradients met that belong to {where}; every rank must call "
-        "backward() equally often between two steps (or not at all), and step() equally often"
+        "backward() equally often between two steps (or not at all), and step() equally often; one "
+        "that has no batch left calls join()"
     )
 
 

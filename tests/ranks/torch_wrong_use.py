@@ -49,6 +49,31 @@ def check_an_optimizer_that_is_not_wrapped() -> None:
     assert not steps(wrap(torch.optim.SGD(model.parameters(), lr=0.1), model), model)
 
 
+@needs(ranks=2, seconds=True)
+def check_one_rank_that_does_not_wrap() -> None:
+    last = hvd.rank() == hvd.size() - 1
+    model = make_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = [] if last else ["Every rank has to wrap its optimizer: optimizer = "]
+    with expect(ringdl.MismatchError, "DistributedOptimizer", *own, within=10):
+        hvd.barrier() if last else wrap(optimizer, model)
+    hvd.barrier()
+
+
+@needs(ranks=2, seconds=True)
+def check_fewer_batches_on_one_rank() -> None:
+    """What is said names the cure."""
+    last = hvd.rank() == hvd.size() - 1
+    model = make_mlp()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with expect(
+        ringdl.MismatchError, "gradient bucket", "a rank that has no batch left calls", within=10
+    ):
+        for step in range(2 if last else 3):
+            take_step(model, optimizer, *map(part, whole_batch(step)))
+        hvd.barrier()
+
+
 @needs(ranks=2)
 def check_parameters_that_differ() -> None:
     last = hvd.rank() == hvd.size() - 1
