@@ -5,13 +5,27 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ringdl._engine import DType
 from ringdl._errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Array(Protocol):
+    """What collectives take, and return one of the same kind: a NumPy array, a torch tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+AnyArray = TypeVar("AnyArray", bound=Array)
 
 
 @dataclass(slots=True)

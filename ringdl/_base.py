@@ -70,12 +70,12 @@ class Base:
         kind: _engine.Kind,
         operand: Operand | None,
         name: str | None,
-        finish: Callable[[_engine.Work], Any],
+        finish: Callable[[_engine.Work], Result],
         *,
         group: _engine.Group | None = None,
         is_async: bool = False,
         **call: Any,
-    ) -> Work:
+    ) -> Work[Result]:
         """Start a work; `finish` turns it, once it has ended, into what the caller gets."""
         if not isinstance(name, str | None):
             raise UsageError(f"name is {name!r}; pass a string, or None")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringdl._work import GroupedWork, Work
@@ -32,7 +32,7 @@ class StallError(Error):
             ``algorithm="mpi"``, ``broadcast_parameters``): these cannot be taken up again.
     """
 
-    work: Work | GroupedWork | None = None
+    work: Work[Any] | GroupedWork[Any] | None = None
 
 
 class RankFailedError(Error):

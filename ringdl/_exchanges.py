@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ringdl import _arrays
+from ringdl._arrays import AnyArray
 from ringdl._base import Base, refusing
 from ringdl._engine import Kind
 from ringdl._errors import UsageError
@@ -20,14 +21,15 @@ class Exchanges(Base):
     """The exchanges of `ringdl.Communicator`."""
 
     def broadcast(
-        self, x: Any, root: int = 0, name: str | None = None, timeout: float | None = None
-    ) -> Any:
+        self, x: AnyArray, root: int = 0, name: str | None = None, timeout: float | None = None
+    ) -> AnyArray:
         """Like `broadcast_`, into a new array; `x` is not changed."""
-        return self.broadcast_(_arrays.copy_of(x), root, name, timeout)
+        copy: AnyArray = _arrays.copy_of(x)
+        return self.broadcast_(copy, root, name, timeout)
 
     def broadcast_(
-        self, x: Any, root: int = 0, name: str | None = None, timeout: float | None = None
-    ) -> Any:
+        self, x: AnyArray, root: int = 0, name: str | None = None, timeout: float | None = None
+    ) -> AnyArray:
         """Copy the root's array to all ranks, in place.
 
         Ranks of one host copy it in memory that they share (see `empty`); else it travels in
@@ -50,15 +52,21 @@ class Exchanges(Base):
         """
         return self._broadcast(name, x, root, is_async=False).wait(timeout)
 
-    def broadcast_async(self, x: Any, root: int = 0, name: str | None = None) -> Work:
+    def broadcast_async(
+        self, x: AnyArray, root: int = 0, name: str | None = None
+    ) -> Work[AnyArray]:
         """Like `broadcast`, but return at once."""
         return self._broadcast(name, _arrays.copy_of(x), root, is_async=True)
 
-    def broadcast_async_(self, x: Any, root: int = 0, name: str | None = None) -> Work:
+    def broadcast_async_(
+        self, x: AnyArray, root: int = 0, name: str | None = None
+    ) -> Work[AnyArray]:
         """Like `broadcast_`, but return at once. `x` is off limits until the work has ended."""
         return self._broadcast(name, x, root, is_async=True)
 
-    def allgather(self, x: Any, name: str | None = None, timeout: float | None = None) -> Any:
+    def allgather(
+        self, x: AnyArray, name: str | None = None, timeout: float | None = None
+    ) -> AnyArray:
         """Collect the arrays of all ranks along axis 0, in rank order.
 
         Ranks of one host copy them in memory that they share (see `empty`). Between hosts around
@@ -80,10 +88,26 @@ class Exchanges(Base):
         """
         return self._allgather(name, x, is_async=False).wait(timeout)
 
-    def allgather_async(self, x: Any, name: str | None = None) -> Work:
+    def allgather_async(self, x: AnyArray, name: str | None = None) -> Work[AnyArray]:
         """Like `allgather`, but return at once. `x` must not change until the work has ended."""
         return self._allgather(name, x, is_async=True)
 
+    @overload
+    def alltoall(
+        self,
+        x: AnyArray,
+        splits: None = None,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> AnyArray: ...
+    @overload
+    def alltoall(
+        self,
+        x: AnyArray,
+        splits: Sequence[int],
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> tuple[AnyArray, list[int]]: ...
     def alltoall(
         self,
         x: Any,
@@ -115,13 +139,13 @@ class Exchanges(Base):
 
     def alltoall_async(
         self, x: Any, splits: Sequence[int] | None = None, name: str | None = None
-    ) -> Work:
+    ) -> Work[Any]:
         """Like `alltoall`, but return at once. `x` must not change until the work has ended."""
         return self._alltoall(name, x, splits, is_async=True)
 
     def gather(
-        self, x: Any, root: int = 0, name: str | None = None, timeout: float | None = None
-    ) -> Any:
+        self, x: AnyArray, root: int = 0, name: str | None = None, timeout: float | None = None
+    ) -> AnyArray | None:
         """Collect the arrays of all ranks along axis 0 on the root, in rank order.
 
         Args:
@@ -141,18 +165,20 @@ class Exchanges(Base):
         """
         return self._gather(name, x, root, is_async=False).wait(timeout)
 
-    def gather_async(self, x: Any, root: int = 0, name: str | None = None) -> Work:
+    def gather_async(
+        self, x: AnyArray, root: int = 0, name: str | None = None
+    ) -> Work[AnyArray | None]:
         """Like `gather`, but return at once. `x` must not change until the work has ended."""
         return self._gather(name, x, root, is_async=True)
 
     def scatter(
         self,
-        x: Any,
+        x: AnyArray,
         root: int = 0,
         splits: Sequence[int] | None = None,
         name: str | None = None,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> AnyArray:
         """Give each rank its part of the rows of the root's array.
 
         Args:
@@ -176,11 +202,11 @@ class Exchanges(Base):
 
     def scatter_async(
         self,
-        x: Any,
+        x: AnyArray,
         root: int = 0,
         splits: Sequence[int] | None = None,
         name: str | None = None,
-    ) -> Work:
+    ) -> Work[AnyArray]:
         """Like `scatter`, but return at once. `x` must not change until the work has ended."""
         return self._scatter(name, x, root, splits, is_async=True)
 
@@ -205,17 +231,17 @@ class Exchanges(Base):
         """
         self._send(x, dest, name, is_async=False).wait(timeout)
 
-    def send_async(self, x: Any, dest: int, name: str | None = None) -> Work:
+    def send_async(self, x: Any, dest: int, name: str | None = None) -> Work[None]:
         """Like `send`, but return at once. `x` must not change until the work has ended."""
         return self._send(x, dest, name, is_async=True)
 
     def recv_(
-        self, x: Any, source: int, name: str | None = None, timeout: float | None = None
-    ) -> Any:
+        self, x: AnyArray, source: int, name: str | None = None, timeout: float | None = None
+    ) -> AnyArray:
         """Receive what another rank sends by `send`, into `x`; returns `x`. Errors as there."""
         return self._recv(x, source, name, is_async=False).wait(timeout)
 
-    def recv_async_(self, x: Any, source: int, name: str | None = None) -> Work:
+    def recv_async_(self, x: AnyArray, source: int, name: str | None = None) -> Work[AnyArray]:
         """Like `recv_`, but return at once. `x` is off limits until the work has ended."""
         return self._recv(x, source, name, is_async=True)
 
@@ -226,16 +252,18 @@ class Exchanges(Base):
         """
         self._barrier(name, is_async=False).wait(timeout)
 
-    def barrier_async(self, name: str | None = None) -> Work:
+    def barrier_async(self, name: str | None = None) -> Work[None]:
         """Like `barrier`, but return at once; the work ends when all ranks have called."""
         return self._barrier(name, is_async=True)
 
     @refusing(Kind.barrier)
-    def _barrier(self, name: str | None, *, is_async: bool) -> Work:
+    def _barrier(self, name: str | None, *, is_async: bool) -> Work[Any]:
         return self._submit(Kind.barrier, None, name, lambda _: None, is_async=is_async)
 
     @refusing(Kind.broadcast)
-    def _broadcast(self, name: str | None, x: Any, root: int, *, is_async: bool) -> Work:
+    def _broadcast(
+        self, name: str | None, x: AnyArray, root: int, *, is_async: bool
+    ) -> Work[AnyArray]:
         target = _arrays.operand(x, written=True)
         return self._submit(
             Kind.broadcast,
@@ -247,7 +275,7 @@ class Exchanges(Base):
         )
 
     @refusing(Kind.allgather)
-    def _allgather(self, name: str | None, x: Any, *, is_async: bool) -> Work:
+    def _allgather(self, name: str | None, x: AnyArray, *, is_async: bool) -> Work[AnyArray]:
         source = _arrays.operand(x, written=False)
         return self._submit(
             Kind.allgather, source, name, lambda work: _rows_of(x, work)[0], is_async=is_async
@@ -256,7 +284,7 @@ class Exchanges(Base):
     @refusing(Kind.alltoall)
     def _alltoall(
         self, name: str | None, x: Any, splits: Sequence[int] | None, *, is_async: bool
-    ) -> Work:
+    ) -> Work[Any]:
         source = _arrays.operand(x, written=False)
         if x.ndim == 0:
             raise UsageError("alltoall deals rows, and an array without axes has none")
@@ -276,7 +304,9 @@ class Exchanges(Base):
         return self._submit(Kind.alltoall, source, name, finish, splits=dealt, is_async=is_async)
 
     @refusing(Kind.gather)
-    def _gather(self, name: str | None, x: Any, root: int, *, is_async: bool) -> Work:
+    def _gather(
+        self, name: str | None, x: AnyArray, root: int, *, is_async: bool
+    ) -> Work[AnyArray | None]:
         source = _arrays.operand(x, written=False)
         root = _rank_number(root, "root")
         is_root = self.rank == root
@@ -293,12 +323,12 @@ class Exchanges(Base):
     def _scatter(
         self,
         name: str | None,
-        x: Any,
+        x: AnyArray,
         root: int,
         splits: Sequence[int] | None,
         *,
         is_async: bool,
-    ) -> Work:
+    ) -> Work[AnyArray]:
         source = _arrays.operand(x, written=False)
         root = _rank_number(root, "root")
         if x.ndim == 0:
@@ -316,7 +346,7 @@ class Exchanges(Base):
             is_async=is_async,
         )
 
-    def _send(self, x: Any, dest: int, name: str | None, *, is_async: bool) -> Work:
+    def _send(self, x: Any, dest: int, name: str | None, *, is_async: bool) -> Work[Any]:
         pair = self._engine.pair(self.rank, _rank_number(dest, "dest"), self._group)
         try:
             source = _arrays.operand(x, written=False)
@@ -327,7 +357,9 @@ class Exchanges(Base):
             self._refuse(error, Kind.message, name, group=pair)
             raise
 
-    def _recv(self, x: Any, source: int, name: str | None, *, is_async: bool) -> Work:
+    def _recv(
+        self, x: AnyArray, source: int, name: str | None, *, is_async: bool
+    ) -> Work[AnyArray]:
         pair = self._engine.pair(_rank_number(source, "source"), self.rank, self._group)
         try:
             target = _arrays.operand(x, written=True)

@@ -73,7 +73,7 @@ class Objects(Exchanges):
             data = self.allgather(payload, name, timeout)
         ends = np.cumsum(lengths)
         return [
-            pickle.loads(data[end - length : end])
+            pickle.loads(data[end - length : end].data)
             for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
         ]
 

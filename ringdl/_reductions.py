@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ringdl import _arrays, _engine, _fusion
 from ringdl._adasum import Adasum, AdasumOp
+from ringdl._arrays import AnyArray
 from ringdl._base import Base, refusing
 from ringdl._engine import Algorithm, DType, Kind, Reduction
 from ringdl._errors import UsageError
@@ -26,14 +27,14 @@ class Reductions(Base):
 
     def allreduce(
         self,
-        x: Any,
+        x: AnyArray,
         op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
         *,
         algorithm: AlgorithmName | None = None,
         compression: CompressionName | None = None,
-    ) -> Any:
+    ) -> AnyArray:
         """Reduce an array over all ranks; every rank gets the same bits.
 
         Ranks of one host reduce in memory that they share (see `empty`), in the order of the ranks.
@@ -70,14 +71,14 @@ class Reductions(Base):
 
     def allreduce_(
         self,
-        x: Any,
+        x: AnyArray,
         op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
         *,
         algorithm: AlgorithmName | None = None,
         compression: CompressionName | None = None,
-    ) -> Any:
+    ) -> AnyArray:
         """Like `allreduce`, in place: no copy is made of a contiguous array. Returns `x`."""
         if name is None and algorithm is None and compression is None and self._group is None:
             try:
@@ -95,73 +96,73 @@ class Reductions(Base):
 
     def allreduce_async(
         self,
-        x: Any,
+        x: AnyArray,
         op: Op = Reduction.Average,
         name: str | None = None,
         *,
         algorithm: AlgorithmName | None = None,
         compression: CompressionName | None = None,
-    ) -> Work:
+    ) -> Work[AnyArray]:
         """Like `allreduce`, but return at once. Wait for the returned work to get the array."""
         x = _arrays.copy_of(x)
         return self.allreduce_async_(x, op, name, algorithm=algorithm, compression=compression)
 
     def allreduce_async_(
         self,
-        x: Any,
+        x: AnyArray,
         op: Op = Reduction.Average,
         name: str | None = None,
         *,
         algorithm: AlgorithmName | None = None,
         compression: CompressionName | None = None,
-    ) -> Work:
+    ) -> Work[AnyArray]:
         """Like `allreduce_`, but return at once. `x` is off limits until the work has ended."""
         return self._allreduce(name, x, op, algorithm, compression, is_async=True)
 
     def grouped_allreduce(
         self,
-        xs: Sequence[Any],
+        xs: Sequence[AnyArray],
         op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
         *,
         compression: CompressionName | None = None,
-    ) -> list[Any]:
+    ) -> list[AnyArray]:
         """Like `allreduce` of each array, in fewer messages: see `grouped_allreduce_async_`."""
         return self.grouped_allreduce_async(xs, op, name, compression=compression).wait(timeout)
 
     def grouped_allreduce_(
         self,
-        xs: Sequence[Any],
+        xs: Sequence[AnyArray],
         op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
         *,
         compression: CompressionName | None = None,
-    ) -> list[Any]:
+    ) -> list[AnyArray]:
         """Like `grouped_allreduce`, in place. Returns the arrays."""
         return self.grouped_allreduce_async_(xs, op, name, compression=compression).wait(timeout)
 
     def grouped_allreduce_async(
         self,
-        xs: Sequence[Any],
+        xs: Sequence[AnyArray],
         op: Op = Reduction.Average,
         name: str | None = None,
         *,
         compression: CompressionName | None = None,
-    ) -> GroupedWork:
+    ) -> GroupedWork[AnyArray]:
         """Like `grouped_allreduce`, but return at once."""
         copies = [_arrays.copy_of(x) for x in xs]
         return self.grouped_allreduce_async_(copies, op, name, compression=compression)
 
     def grouped_allreduce_async_(
         self,
-        xs: Sequence[Any],
+        xs: Sequence[AnyArray],
         op: Op = Reduction.Average,
         name: str | None = None,
         *,
         compression: CompressionName | None = None,
-    ) -> GroupedWork:
+    ) -> GroupedWork[AnyArray]:
         """Start to reduce several arrays as one, in place.
 
         Arrays of at most 256 KiB and one dtype are copied into one flat array and back; larger ones
@@ -198,7 +199,7 @@ class Reductions(Base):
             wire = compression if _arrays.dtype_of(operand) == DType.float32 else None
             works.append(self._reduce(part_name, operand, op, None, wire, is_async=True))
 
-        def finish() -> list[Any]:
+        def finish() -> list[AnyArray]:
             for part in parts:
                 _fusion.split(part)
             return [operand.given for operand in operands]
@@ -207,11 +208,11 @@ class Reductions(Base):
 
     def reducescatter(
         self,
-        x: Any,
+        x: AnyArray,
         op: Op = Reduction.Average,
         name: str | None = None,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> AnyArray:
         """Reduce an array over all ranks and give each rank its part of the rows.
 
         Ranks of one host reduce in memory that they share (see `empty`), in the order of the ranks.
@@ -236,10 +237,10 @@ class Reductions(Base):
 
     def reducescatter_async(
         self,
-        x: Any,
+        x: AnyArray,
         op: Op = Reduction.Average,
         name: str | None = None,
-    ) -> Work:
+    ) -> Work[AnyArray]:
         """Like `reducescatter`, but return at once; `x` must not change until the work ends."""
         return self._reducescatter(name, x, op, is_async=True)
 
@@ -247,13 +248,13 @@ class Reductions(Base):
     def _allreduce(
         self,
         name: str | None,
-        x: Any,
+        x: AnyArray,
         op: Op,
         algorithm: AlgorithmName | None,
         compression: CompressionName | None,
         *,
         is_async: bool,
-    ) -> Work:
+    ) -> Work[AnyArray]:
         if is_async and algorithm == "mpi":
             raise UsageError(
                 "MPI's own allreduce is blocking only; call allreduce() or allreduce_(), or take "
@@ -272,7 +273,7 @@ class Reductions(Base):
         compression: CompressionName | None,
         *,
         is_async: bool,
-    ) -> Work:
+    ) -> Work[Any]:
         if op is Adasum:  # which needs arrays whole
             if algorithm not in (None, "doubling"):
                 raise UsageError(f"Adasum goes by recursive doubling, not by {algorithm!r}")
@@ -289,7 +290,9 @@ class Reductions(Base):
         )
 
     @refusing(Kind.reducescatter)
-    def _reducescatter(self, name: str | None, x: Any, op: Op, *, is_async: bool) -> Work:
+    def _reducescatter(
+        self, name: str | None, x: AnyArray, op: Op, *, is_async: bool
+    ) -> Work[AnyArray]:
         operand = _arrays.operand(x, written=False)
         if op is Adasum:
             raise UsageError("Adasum needs arrays whole; take allreduce, not reducescatter")
@@ -309,10 +312,14 @@ class Reductions(Base):
             **_operation(op, operand),
         )
 
-    def _finish_allreduce(self, begun: _engine.Work, x: Any, timeout: float | None = None) -> Any:
+    def _finish_allreduce(
+        self, begun: _engine.Work, x: AnyArray, timeout: float | None = None
+    ) -> AnyArray:
         return Work(self._engine, begun, self._timeout, lambda: x).wait(timeout)
 
-    def _allreduce_by_mpi(self, x: Any, op: Op, name: str | None, timeout: float | None) -> Any:
+    def _allreduce_by_mpi(
+        self, x: AnyArray, op: Op, name: str | None, timeout: float | None
+    ) -> AnyArray:
         try:
             if not isinstance(op, Reduction):
                 raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
@@ -324,7 +331,8 @@ class Reductions(Base):
             work = self._reduce(name, operand, op, "mpi", None, is_async=False)
             work.wait(timeout)  # all have come
         self._reduce_by_mpi(operand, op)
-        return operand.write_back()
+        operand.write_back()
+        return x
 
     @abstractmethod
     def _reduce_by_mpi(self, operand: _arrays.Operand, op: Reduction) -> None:

@@ -92,7 +92,7 @@ class Recording:
         # Others may have much to do yet; but who waits here does nothing else.
         self._communicator._engine.wait(work._work, _FOREVER, for_good=True)
         gathered = work.wait()
-        if not is_first:
+        if gathered is None:  # rank 0 has it
             self._file.remove()
             return
         self._file.append(gathered.tobytes().removeprefix(b",\n"))

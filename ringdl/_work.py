@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ringdl._errors import StallError
 
@@ -13,18 +13,22 @@ if TYPE_CHECKING:
     from ringdl import _engine
 
 
-class _Waitable:
+Result = TypeVar("Result")
+Each = TypeVar("Each")
+
+
+class _Waitable(Generic[Result]):
     """What is waited for, and what its `wait` returns: the same to all threads, made once."""
 
     __slots__ = ("_finish", "_finished", "_lock", "_result")
 
-    def __init__(self, finish: Callable[[], Any]) -> None:
+    def __init__(self, finish: Callable[[], Result]) -> None:
         self._finish = finish
         self._finished = False
         self._lock = RLock()
         self._result: Any = None
 
-    def _wait(self, until_ended: Callable[[], None]) -> Any:
+    def _wait(self, until_ended: Callable[[], None]) -> Result:
         if not self._finished:
             try:
                 until_ended()
@@ -35,11 +39,12 @@ class _Waitable:
                 if not self._finished:
                     self._result = self._finish()
                     self._finished = True
-        return self._result
+        result: Result = self._result
+        return result
 
 
-class Work(_Waitable):
-    """One collective in flight.
+class Work(_Waitable[Result]):
+    """One collective in flight, and what its `wait` returns.
 
     Its array stays alive until the collective has ended, even if the work is dropped; until then it
     must be neither read nor written.
@@ -52,7 +57,7 @@ class Work(_Waitable):
         engine: _engine.Communicator,
         work: _engine.Work,
         timeout: float,
-        finish: Callable[[], Any],
+        finish: Callable[[], Result],
     ) -> None:
         super().__init__(finish)
         self._engine = engine
@@ -65,7 +70,7 @@ class Work(_Waitable):
             self._engine.look()  # below MPI_THREAD_MULTIPLE nothing else moves it
         return self._work.ended
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> Result:
         """Wait until the collective has ended, and return its array.
 
         May be called again, and by several threads; all get the same array.
@@ -88,12 +93,12 @@ class Work(_Waitable):
         return f"<ringdl.Work {self._work.label}, {'ended' if self.done() else 'in flight'}>"
 
 
-class GroupedWork(_Waitable):
+class GroupedWork(_Waitable[list[Each]], Generic[Each]):
     """Several collectives that are waited for as one: see `Communicator.grouped_allreduce`."""
 
     __slots__ = ("_works",)
 
-    def __init__(self, works: Sequence[Work], finish: Callable[[], list[Any]]) -> None:
+    def __init__(self, works: Sequence[Work[Any]], finish: Callable[[], list[Each]]) -> None:
         super().__init__(finish)
         self._works = works
 
@@ -101,7 +106,7 @@ class GroupedWork(_Waitable):
         """Whether all have ended, well or not. Never blocks."""
         return all(work.done() for work in self._works)
 
-    def wait(self, timeout: float | None = None) -> list[Any]:
+    def wait(self, timeout: float | None = None) -> list[Each]:
         """Wait until all have ended, and return the arrays. May be called again.
 
         Args:
@@ -112,8 +117,7 @@ class GroupedWork(_Waitable):
             for work in self._works:
                 work.wait(timeout)
 
-        result: list[Any] = self._wait(until_ended)
-        return result
+        return self._wait(until_ended)
 
     def engine_works(self) -> Iterator[_engine.Work]:
         """As the engine knows them."""

@@ -5,6 +5,7 @@ Names and signatures are those that MPI training scripts for PyTorch use already
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 import ringdl
 from ringdl import (
@@ -73,7 +74,6 @@ from ringdl.torch._exchange_ops import (
 )
 from ringdl.torch._handles import Handle, poll, synchronize
 from ringdl.torch._joining import join
-from ringdl.torch._optimizer import DistributedOptimizer
 from ringdl.torch._process_sets import (
     ProcessSet,
     add_process_set,
@@ -96,6 +96,12 @@ from ringdl.torch._reduce_ops import (
 )
 from ringdl.torch._schedules import scale_with_warm_up
 from ringdl.torch._state import broadcast_optimizer_state, broadcast_parameters
+from ringdl.torch._wrapped import Wrapped as WrappedOptimizer
+
+if TYPE_CHECKING:
+    from ringdl.torch._typed import DistributedOptimizer
+else:
+    from ringdl.torch._optimizer import DistributedOptimizer
 
 __all__ = [
     "Adasum",
@@ -115,6 +121,7 @@ __all__ = [
     "Sum",
     "SyncBatchNorm",
     "UsageError",
+    "WrappedOptimizer",
     "add_process_set",
     "allgather",
     "allgather_async",

@@ -11,7 +11,7 @@ over the ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 
@@ -36,11 +36,11 @@ def allgather(
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: AnySet = global_process_set
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start `allgather`; ``tensor`` must not change until `synchronize` of the handle returns."""
     communicator = communicator_of(process_set)
 
-    def start(key: str | None) -> Handle:
+    def start(key: str | None) -> Handle[torch.Tensor]:
         require_tensors(tensor)
         work = communicator.allgather_async(tensor, key)
         return Handle([work], work.wait)
@@ -68,7 +68,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
     process_set: AnySet = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start `grouped_allgather`."""
     parts = [
         allgather_async(tensor, part_name(name, number), process_set)
@@ -106,7 +106,7 @@ def broadcast_async(
     root_rank: int,
     name: str | None = None,
     process_set: AnySet = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start `broadcast`; `synchronize` of the handle returns the new tensor."""
     return broadcast_async_(copied(tensor), root_rank, name, process_set)
 
@@ -116,11 +116,11 @@ def broadcast_async_(
     root_rank: int,
     name: str | None = None,
     process_set: AnySet = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start `broadcast_`; ``tensor`` is off limits until `synchronize` of the handle returns it."""
     communicator = communicator_of(process_set)
 
-    def start(key: str | None) -> Handle:
+    def start(key: str | None) -> Handle[torch.Tensor]:
         require_tensors(tensor)
         work = communicator.broadcast_async_(tensor, root_in(process_set, root_rank), key)
         return Handle([work], lambda: tensor)
@@ -128,6 +128,20 @@ def broadcast_async_(
     return begin(communicator, "broadcast", name, start)
 
 
+@overload
+def alltoall(
+    tensor: torch.Tensor,
+    splits: None = None,
+    name: str | None = None,
+    process_set: AnySet = global_process_set,
+) -> torch.Tensor: ...
+@overload
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int],
+    name: str | None = None,
+    process_set: AnySet = global_process_set,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def alltoall(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,
@@ -152,12 +166,12 @@ def alltoall_async(
     splits: torch.Tensor | Sequence[int] | None = None,
     name: str | None = None,
     process_set: AnySet = global_process_set,
-) -> Handle:
+) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
     """Start `alltoall`; `synchronize` returns the rows and how many came from each, in any case."""
     communicator = communicator_of(process_set)
     dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int32
 
-    def start(key: str | None) -> Handle:
+    def start(key: str | None) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
         require_tensors(tensor)
         size, dealt = communicator.size, cast("Sequence[int] | None", splits)
         if splits is None and tensor.ndim > 0 and tensor.shape[0] % size == 0:

@@ -33,7 +33,7 @@ class DistributedWork(c10d.Work):
 
     def __init__(
         self,
-        works: Sequence[Work | GroupedWork | Handle],
+        works: Sequence[Work[Any] | GroupedWork[Any] | Handle[Any]],
         finish: Finish,
         results: Sequence[torch.Tensor],
     ) -> None:
@@ -105,7 +105,7 @@ _dropped: deque[DistributedWork] = deque(maxlen=64)
 """The last works that Python let go of without waiting. C++ may hold them and wait, as DDP's
 ``join()`` does: without its Python half a work would never end."""
 
-_Entry = tuple[Handle, list[torch.Tensor], Future]
+_Entry = tuple[Handle[Any], list[torch.Tensor], Future]
 
 
 class _Completer(threading.Thread):
@@ -131,7 +131,7 @@ def _may_use_threads() -> bool:
     return ringdl.get_communicator()._shared.mpi is None or mpi_threads_supported()
 
 
-def _complete(handle: Handle, results: list[torch.Tensor], ended: Future) -> None:
+def _complete(handle: Handle[Any], results: list[torch.Tensor], ended: Future) -> None:
     try:
         handle.wait()
     except Exception as error:

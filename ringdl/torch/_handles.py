@@ -11,16 +11,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 import ringdl
 from ringdl import _arrays, _engine
-from ringdl._work import GroupedWork, Work, _Waitable
+from ringdl._work import GroupedWork, Result, Work, _Waitable
 
 
-class Handle(_Waitable):
+class Handle(_Waitable[Result]):
     """Collectives in flight that are waited for as one: `synchronize` takes it, and `poll`.
 
     Args:
@@ -31,7 +31,9 @@ class Handle(_Waitable):
     __slots__ = ("__weakref__", "_key", "_works")
 
     def __init__(
-        self, works: Sequence[Work | GroupedWork | Handle], finish: Callable[[], Any]
+        self,
+        works: Sequence[Work[Any] | GroupedWork[Any] | Handle[Any]],
+        finish: Callable[[], Result],
     ) -> None:
         super().__init__(finish)
         self._works = works
@@ -44,7 +46,7 @@ class Handle(_Waitable):
             self._free_name()
         return ended
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> Result:
         """Wait until they have ended; returns the tensor, or tensors. May be called again.
 
         Args:
@@ -101,7 +103,7 @@ class _Dropped:
 
 
 _Key = tuple[ringdl.Communicator, str, str]
-_in_flight: weakref.WeakValueDictionary[_Key, Handle] = weakref.WeakValueDictionary()
+_in_flight: weakref.WeakValueDictionary[_Key, Handle[Any]] = weakref.WeakValueDictionary()
 """By communicator, kind and name: what this rank has begun, and has not seen to end."""
 _dropped: dict[_Key, _Dropped] = {}
 """The same for those that nobody will see to end."""
@@ -121,8 +123,8 @@ def begin(
     communicator: ringdl.Communicator,
     kind: str,
     name: str | None,
-    start: Callable[[str | None], Handle],
-) -> Handle:
+    start: Callable[[str | None], Handle[Result]],
+) -> Handle[Result]:
     """Begin collectives under a name.
 
     Args:
@@ -155,8 +157,8 @@ def _started(
     communicator: ringdl.Communicator,
     kind: str,
     name: str | None,
-    start: Callable[[str | None], Handle],
-) -> Handle:
+    start: Callable[[str | None], Handle[Result]],
+) -> Handle[Result]:
     try:
         return start(name)
     except Exception as error:
@@ -189,6 +191,10 @@ def is_tracked(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
+@overload
+def synchronize(handle: Handle[Result]) -> Result: ...
+@overload
+def synchronize(handle: Callable[[], Result]) -> Result: ...
 def synchronize(handle: Any) -> Any:
     """Wait for what an asynchronous form has begun; returns its tensor, or tensors.
 

@@ -65,7 +65,7 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: AnySet = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start `allreduce`; `synchronize` of the handle returns the new tensor."""
     scales = (prescale_factor, postscale_factor)
     return _begin_allreduce(
@@ -81,7 +81,7 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: AnySet = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start `allreduce_`; ``tensor`` is off limits until `synchronize` of the handle returns it."""
     scales = (prescale_factor, postscale_factor)
     return _begin_allreduce(tensor, _reduction(average, op), name, None, scales, process_set)
@@ -133,7 +133,7 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: AnySet = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start `grouped_allreduce`; `synchronize` of the handle returns the new tensors."""
     copies = [copied(tensor) for tensor in tensors]
     scales = (prescale_factor, postscale_factor)
@@ -148,7 +148,7 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: AnySet = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start `grouped_allreduce_`; the tensors are off limits until `synchronize` returns them."""
     scales = (prescale_factor, postscale_factor)
     return _begin_grouped([*tensors], _reduction(average, op), name, None, scales, process_set)
@@ -183,7 +183,7 @@ def reducescatter_async(
     process_set: AnySet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start `reducescatter`; ``tensor`` must not change until `synchronize` returns."""
     scales = (prescale_factor, postscale_factor)
     return _begin_reducescatter(tensor, name, op, process_set, scales)
@@ -220,7 +220,7 @@ def grouped_reducescatter_async(
     process_set: AnySet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start `grouped_reducescatter`."""
     parts = [
         reducescatter_async(
@@ -268,10 +268,10 @@ def _begin_allreduce(
     compression: AnyCompression,
     scales: Scales,
     process_set: AnySet,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     communicator = communicator_of(process_set)
 
-    def start(key: str | None) -> Handle:
+    def start(key: str | None) -> Handle[torch.Tensor]:
         require_tensors(tensor)
         wire = wire_of_sum(compression, op, tensor.dtype)
         scale_(tensor, scales[0])
@@ -288,11 +288,11 @@ def _begin_grouped(
     compression: AnyCompression,
     scales: Scales,
     process_set: AnySet,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     communicator = communicator_of(process_set)
     wire = wire_of_sum(compression, op)
 
-    def start(key: str | None) -> Handle:
+    def start(key: str | None) -> Handle[list[torch.Tensor]]:
         for tensor in tensors if scales[0] != 1.0 else ():
             require_tensors(tensor)
             scale_(tensor, scales[0])
@@ -308,10 +308,10 @@ def _begin_reducescatter(
     op: Op,
     process_set: AnySet,
     scales: Scales,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     communicator = communicator_of(process_set)
 
-    def start(key: str | None) -> Handle:
+    def start(key: str | None) -> Handle[torch.Tensor]:
         require_tensors(tensor)
         source = tensor if scales[0] == 1.0 else scale_(copied(tensor), scales[0])
         work = communicator.reducescatter_async(source, op, key)

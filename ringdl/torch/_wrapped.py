@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,11 @@ import ringdl
 
 
 class Wrapped(torch.optim.Optimizer):
-    """What a wrapped optimizer's class inherits from, besides its own. Never constructed."""
+    """What a wrapped optimizer's class inherits from, besides its own. Never constructed.
+
+    Exported as ``WrappedOptimizer``: where a type checker does not know that an optimizer was
+    wrapped, ``assert isinstance(optimizer, hvd.WrappedOptimizer)`` tells it.
+    """
 
     _ringdl_named_parameters: list[tuple[str, torch.Tensor]]
     _ringdl_hooks: list[torch.utils.hooks.RemovableHandle]
@@ -21,6 +25,14 @@ class Wrapped(torch.optim.Optimizer):
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         """By parameter, its name: MPI training scripts look there."""
         return {parameter: name for name, parameter in self._ringdl_named_parameters}
+
+    if TYPE_CHECKING:  # what the kinds have
+
+        def synchronize(self) -> None: ...
+        def replan(self) -> None: ...
+        def set_backward_passes_per_step(self, passes: int) -> None: ...
+        def skip_synchronize(self) -> AbstractContextManager[None]: ...
+        def no_sync(self) -> AbstractContextManager[None]: ...
 
     def _ringdl_unwrap(self) -> None:
         """The optimizer is about to be bare again."""
