@@ -79,10 +79,12 @@ def _check_vendor(mpi: Any, launcher: Launcher) -> None:
 
 
 def _not_together(mpi: Any, launcher: Launcher) -> UsageError:
+    srun = "`srun --mpi=pmix` (Open MPI) or `srun --mpi=pmi2` (MPICH), or without srun, "
     return UsageError(
         f"{launcher} has started this process, but mpi4py loads the library of "
         f"{_version(mpi)}, which would see only 1 rank: the two do not belong together. Start "
-        "with `python -m ringdl run`, which finds the right mpirun"
+        f"with {srun if launcher.name == 'Slurm' else ''}`python -m ringdl run`, which finds the "
+        "right mpirun"
     )
 
 

@@ -324,6 +324,12 @@ def test_ctrl_c_ends_all_ranks(mpi_python: str, how: str, ranks: int, tmp_path: 
     assert "was not interrupted" not in ended.output
 
 
+def test_ranks_stop_together(mpi_python: str, tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, 3, "stopped.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.splitlines() == ["stopped after step 3"] * 3, ended.text
+
+
 def test_plain_mpirun_starts_ranks(mpi_python: str, tmp_path: Path) -> None:
     command = [mpirun_of(mpi_python), "-n", "3", mpi_python, str(JOBS / "hello.py")]
     ended = run_job(command, tmp_path)

@@ -1,7 +1,10 @@
 """The launcher is told from the environment: whole environments as the launchers set them."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from ringdl import _mpi
 from ringdl._launch import Launcher, StoreJob, detect, detect_store_job
 
 SHELL = {
@@ -205,6 +208,25 @@ def test_detect(environ: dict[str, str], expected: Launcher | None) -> None:
 def test_messages_name_rank_and_size() -> None:
     assert str(OPEN_MPI) == "Open MPI (rank 1 of 2)"
     assert str(Launcher("PMIx", 3)) == "PMIx (rank 3 of an unknown number)"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "advice"),
+    [
+        (OPEN_MPI, "Start with `python -m ringdl run`, which"),
+        (
+            SRUN,
+            "Start with `srun --mpi=pmix` (Open MPI) or `srun --mpi=pmi2` (MPICH), or without "
+            "srun, `python -m ringdl run`, which",
+        ),
+    ],
+)
+def test_a_launcher_that_the_library_does_not_know(launcher: Launcher, advice: str) -> None:
+    mpi = SimpleNamespace(Get_library_version=lambda: "MPICH Version:      5.0.2")
+    error = str(_mpi._not_together(mpi, launcher))
+    assert error.startswith(f"{launcher} has started this process, but mpi4py loads the library of")
+    assert "MPICH 5.0.2" in error
+    assert advice in error
 
 
 BY_HAND = {"MASTER_ADDR": "n017", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
