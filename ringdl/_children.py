@@ -9,7 +9,6 @@ variables of its own, and is no child. Linux only, as /proc is read.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -108,11 +107,25 @@ def stand_in(parent: Parent) -> Child:
         UsageError: the child calls `init` itself, and not because multiprocessing imports the
             parent's script there.
     """
-    process = sys.modules.get("multiprocessing.process")
-    is_imported = process is not None and getattr(process.current_process(), "_inheriting", False)
-    if not is_imported or not parent.place:
+    if not _is_prepared_by_multiprocessing() or not parent.place:
         refuse(parent)
     return Child(parent)
+
+
+def _is_prepared_by_multiprocessing() -> bool:
+    """Whether spawn or forkserver is importing or unpickling what it will run later.
+
+    What it runs, it runs in a method of a Process.
+    """
+    import inspect
+
+    modules = set()
+    frame = inspect.currentframe()
+    while frame is not None:
+        modules.add(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    starts = {"multiprocessing.spawn", "multiprocessing.forkserver"}
+    return bool(starts & modules) and "multiprocessing.process" not in modules
 
 
 def refuse(parent: Parent | None) -> None:

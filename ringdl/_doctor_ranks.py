@@ -75,7 +75,7 @@ def gather(own: Sequence[Check]) -> list[Check]:
         check_ranks(
             communicator._hosts(),
             shares_memory=communicator._shared.shares_memory,
-            has_threads=_mpi.has_thread_multiple(),
+            has_threads=communicator._shared.mpi is None or _mpi.has_thread_multiple(),
         ),
         _doctor.describe_tuning(communicator.tuning, hosts, algorithm and algorithm.name),
     ]

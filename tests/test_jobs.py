@@ -429,7 +429,7 @@ def test_children_cannot_be_ranks(mpi_python: str, tmp_path: Path) -> None:
 def test_children_that_import_a_script_with_init_at_its_top(
     mpi_python: str, tmp_path: Path
 ) -> None:
-    ended = run_ranks(mpi_python, 2, "imported.py", folder=tmp_path)
+    ended = run_ranks(mpi_python, 2, "imported.py", folder=tmp_path, PYTHONPATH=str(JOBS))
     assert ended.code == 0, ended.text
     expected = "children answer, ranks add up to [2.0, 2.0, 2.0]"
     assert ended.output.splitlines() == [expected] * 2, ended.text

@@ -1,4 +1,7 @@
-"""A script with init() at its top, which multiprocessing imports in each child."""
+"""A script with init() at its top, which multiprocessing imports in each child.
+
+The fork server imports it as a module, too, as it imports the script itself from Python 3.14 on.
+"""
 
 import multiprocessing
 import os
@@ -42,6 +45,7 @@ def answer(parent: int) -> tuple[object, ...]:
 
 def main() -> None:
     rank, size = ringdl.rank(), ringdl.size()
+    multiprocessing.set_forkserver_preload(["imported"])
     for method in ("spawn", "forkserver"):
         with multiprocessing.get_context(method).Pool(1) as pool:
             answered = pool.apply(answer, [os.getpid()])

@@ -69,17 +69,18 @@ def test_no_mark_or_that_of_a_process_which_has_ended(mark: str) -> None:
     assert seen_by_a_child(OPEN_MPI | {RANK_PROCESS: text}) == "None None"
 
 
-def test_only_an_import_by_multiprocessing_gets_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    import multiprocessing.process
+def test_a_call_in_a_child() -> None:
+    """Those that multiprocessing makes by importing are in tests/jobs/imported.py."""
+    for place in ((5, 8, 1, 4, 1, 2), ()):
+        parent = _children.Parent(4242, place)
+        with pytest.raises(UsageError, match=r"\(process 4242\) and cannot be a rank"):
+            _children.stand_in(parent)
 
-    parent = _children.Parent(4242, (5, 8, 1, 4, 1, 2))
-    with pytest.raises(UsageError, match=r"child of rank 5 \(process 4242\) and cannot be a rank"):
-        _children.stand_in(parent)
-    current = multiprocessing.process.current_process()
-    monkeypatch.setattr(current, "_inheriting", True, raising=False)
-    child = _children.stand_in(parent)
+
+def test_what_stands_in() -> None:
+    child = _children.Child(_children.Parent(4242, (5, 8, 1, 4, 1, 2)))
     assert (child.rank, child.size, child.host_count) == (5, 8, 2)
+    child.shutdown()
     with pytest.raises(UsageError, match=r"called in a child process of rank 5 \(process 4242\)"):
         child.barrier()
-    with pytest.raises(UsageError, match="child of a rank"):
-        _children.stand_in(_children.Parent(4242, ()))
+    assert not hasattr(child, "__array__")
