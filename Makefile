@@ -1,5 +1,5 @@
 # What is here: `make demo`, `make test`, `make test-all`, `make bench`, `make bench-full`, `make soak`, `make lint`,
-# `make demo-check`, `make clean`.
+# `make docs`, `make demo-check`, `make clean`.
 #
 # Everything happens in .venv and build/; a second run starts at once. The engine is compiled in build/ and put into
 # ringdl/, which .venv sees by a .pth file: so Python sources are never stale, and a change in csrc/ costs one
@@ -40,7 +40,7 @@ TWO_RANKS := env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
   PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe timeout 60 mpirun -n 2 $(PY) -c \
   "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2" </dev/null >/dev/null 2>&1
 
-.PHONY: demo test test-all bench bench-full soak test-csrc test-sanitizers test-install lint demo-check clean
+.PHONY: demo test test-all bench bench-full soak test-csrc test-sanitizers test-install lint docs demo-check clean
 
 demo: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,training a small GPT on two ranks; about 2 minutes)
@@ -95,6 +95,11 @@ lint: $(STAMPS)/lint $(STAMPS)/test
 	@$(PY) -m mypy
 	@find csrc tests/csrc \( -name '*.cc' -o -name '*.h' -o -name '*.inc' \) -print0 \
 	  | xargs -0 .venv/bin/clang-format --dry-run -Werror
+
+# Every warning is an error: a link to nowhere, a page that is not in mkdocs.yml.
+docs: $(STAMPS)/engine $(STAMPS)/docs
+	$(call say,writing the documents to build/site/index.html)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 clean:
 	rm -rf .venv build ringdl/_engine*.so *.egg-info
