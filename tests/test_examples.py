@@ -42,6 +42,31 @@ def assert_same_bits(output: str, ranks: int, digest: str) -> None:
     assert re.search(rf"{holders} the same bits: {digest}\b", output), output
 
 
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_first(mpi_python: str, ranks: int) -> None:
+    launcher = ["-m", "ringdl", "run", "-n", str(ranks)] if ranks else []
+    result = started(
+        lambda: subprocess.run(
+            [mpi_python, *launcher, str(EXAMPLES / "first.py")],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            check=False,
+        ),
+        lambda job: job.stderr,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    losses = [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+)", result.stdout, re.M)]
+    assert len(losses) == 4
+    assert losses[-1] < 0.05 < losses[0]
+    holders = re.findall(r"^rank (\d) of (\d) holds (\w{16})$", result.stdout, re.M)
+    assert sorted(holder[:2] for holder in holders) == [
+        (str(rank), str(ranks or 1)) for rank in range(ranks or 1)
+    ]
+    assert len({digest for _, _, digest in holders}) == 1
+
+
 @pytest.mark.parametrize("ranks", [0, 1, 2])
 def test_digits(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
