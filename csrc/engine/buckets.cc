@@ -27,7 +27,6 @@ void Engine::add_bucket(int64_t number, std::shared_ptr<const void> memory, void
   bucket.label = label;
   bucket.group = group;
   bucket.shared = std::move(shared);
-  bucket_next_[number] = group->ranks[static_cast<size_t>((group->rank + 1) % group->size())];
   const Key key{KeySpace::kBucket, static_cast<uint64_t>(number), 0};
   bucket.failure = matching_.take(key).failure.text;  // another rank has dropped it already
   if (bucket.failure.empty()) prepare_bucket(number, bucket);

@@ -12,8 +12,15 @@ constexpr int64_t kBlockedNs = kSecond;
 constexpr int64_t kRoundEveryNs = kSecond;
 constexpr int64_t kSilentNs = 5 * kSecond;  // after which a round is given up
 
+// Ranks that wait for a late one tell of it at about the same time: rank 0 first hears all of them.
+constexpr int64_t kTogetherNs = kSecond / 4;
+
 // An idle rank looks for questions ten times a second.
 constexpr int64_t kAnswerNs = kSecond / 4;
+
+// So long, or two thirds of the time that there is, does a census wait for a silent rank.
+constexpr int64_t kPatienceNs = 3 * kSecond / 10;
+constexpr int64_t kLeastPatienceNs = 20 * kMillisecond;
 
 // The ranks that take part, a bit each; nothing if these are all.
 std::vector<uint8_t> to_bits(const std::vector<int>& ranks, int size) {
@@ -42,11 +49,12 @@ Diagnosis::Diagnosis(Host& host, Transport& transport, ControlPlane& control)
       control_(control),
       rank_(transport.rank()),
       size_(transport.size()),
+      census_(*this, control),
       reports_(static_cast<size_t>(size_)) {}
 
 void Diagnosis::wait_begins(const Key& key, const std::string& label, const SharedGroup& group,
                             bool for_good, int64_t now) {
-  waits_.push_back({key, label, group->ranks, for_good});
+  waits_.push_back({key, label, group->ranks, group, for_good});
   ++serial_;
   since_ns_ = now;
 }
@@ -55,7 +63,6 @@ void Diagnosis::wait_ends(const Key& key) {
   const auto wait = std::find_if(waits_.begin(), waits_.end(),
                                  [&](const Wait& candidate) { return candidate.key == key; });
   if (wait != waits_.end()) waits_.erase(wait);
-  for (const uint32_t number : std::exchange(left_questions_, {})) forget(number);
   ++serial_;
   since_ns_ = now_ns();
 }
@@ -69,7 +76,7 @@ void Diagnosis::look(const Key& key, int64_t now) {
     told_serial_ = serial_;
     report(rank_, serial_, *wait);
   }
-  ask_those_who_left(now);
+  count_where_ranks_left(now);
 }
 
 void Diagnosis::look_for_the_stuck(int64_t now) {
@@ -84,18 +91,28 @@ void Diagnosis::look_for_the_stuck(int64_t now) {
   begin_round(now);
 }
 
-void Diagnosis::ask_those_who_left(int64_t now) {
-  const auto left = std::count(host_.left().begin(), host_.left().end(), true);
+void Diagnosis::count_where_ranks_left(int64_t now) {
+  const std::vector<bool>& has_left = host_.left();
+  const auto left = std::count(has_left.begin(), has_left.end(), true);
   if (left == 0 || (asked_serial_ == serial_ && asked_left_ == left)) return;
   asked_serial_ = serial_;
   asked_left_ = left;
-  const std::vector<Wait> waits = waits_;
-  for (const Wait& wait : waits) left_questions_.push_back(ask(wait.key, wait.ranks, now));
+  transport_.expect_stray_messages();
+  for (const Wait& wait : std::vector<Wait>(waits_)) {
+    const bool has_one = std::ranges::any_of(
+        wait.ranks, [&](int rank) { return has_left[static_cast<size_t>(rank)]; });
+    if (has_one) census_.begin(wait.key, wait.group, kPatienceNs, now);
+  }
+}
+
+void Diagnosis::on_missing(const Key& key, int rank) {
+  if (host_.left()[static_cast<size_t>(rank)]) host_.fail_for_left(key, rank);
 }
 
 void Diagnosis::report(int rank, uint64_t serial, const Wait& wait) {
   if (rank_ == 0) {
     reports_[static_cast<size_t>(rank)] = {serial, wait};
+    if (!is_round_wanted_) next_round_ns_ = std::max(next_round_ns_, now_ns() + kTogetherNs);
     is_round_wanted_ = true;
     return;
   }
@@ -112,15 +129,30 @@ void Diagnosis::report(int rank, uint64_t serial, const Wait& wait) {
 void Diagnosis::on_blocked(const ControlMessage& message) {
   report(message.from, message.head.value,
          {message.head.key, message.description.name,
-          from_bits(message.payload, message.head.payload_bytes, size_), true});
+          from_bits(message.payload, message.head.payload_bytes, size_), nullptr, true});
 }
 
-uint32_t Diagnosis::ask_all(const Key& key, const SharedGroup& group, int64_t now) {
-  return ask(key, group->ranks, now);
+uint32_t Diagnosis::ask_all(const Key& key, const SharedGroup& group, int64_t within, int64_t now) {
+  transport_.expect_stray_messages();  // answers, after this rank has shut down
+  const uint32_t number = next_question_++;
+  Question& question = questions_[number];
+  question.key = key;
+  question.asked_ns = now;
+  question.counted = group;
+  census_.keep(key);
+  census_.begin(key, group, std::clamp(within / 3 * 2, kLeastPatienceNs, kPatienceNs), now);
+  return number;
 }
 
 void Diagnosis::ask_who_left(const Key& key, int rank, int64_t now) {
   questions_[ask(key, {rank}, now)].ends_when_answered = true;
+}
+
+void Diagnosis::forget(uint32_t number) {
+  const auto found = questions_.find(number);
+  if (found == questions_.end()) return;
+  if (found->second.counted) census_.release(found->second.key);
+  questions_.erase(found);
 }
 
 uint32_t Diagnosis::ask(const Key& key, const std::vector<int>& ranks, int64_t now) {
@@ -169,7 +201,7 @@ void Diagnosis::take(int rank, uint32_t number, bool submitted, uint64_t serial)
   if (!question->second.for_verdict) {
     const Key key = question->second.key;
     if (question->second.ends_when_answered) forget(number);
-    if (!submitted && host_.left()[static_cast<size_t>(rank)]) host_.fail_for_left(key, rank);
+    if (!submitted) on_missing(key, rank);
     return;
   }
   Report& report = reports_[static_cast<size_t>(rank)];
@@ -181,8 +213,22 @@ void Diagnosis::take(int rank, uint32_t number, bool submitted, uint64_t serial)
   end_round();
 }
 
+std::vector<Diagnosis::Answer> Diagnosis::answers_to(const Question& question) const {
+  if (!question.counted) return question.answers;
+  std::vector<Answer> answers(static_cast<size_t>(size_), Answer::kNotAsked);
+  const std::vector<Standing> standings = census_.standings(question.key);
+  for (size_t member = 0; member < question.counted->ranks.size(); ++member) {
+    const Standing standing = member < standings.size() ? standings[member] : Standing::kUnknown;
+    answers[static_cast<size_t>(question.counted->ranks[member])] =
+        standing == Standing::kSubmitted ? Answer::kSubmitted
+        : standing == Standing::kMissing ? Answer::kMissing
+                                         : Answer::kNone;
+  }
+  return answers;
+}
+
 int Diagnosis::first_submitted(uint32_t number) const {
-  const std::vector<Answer>& answers = questions_.at(number).answers;
+  const std::vector<Answer> answers = answers_to(questions_.at(number));
   const auto first = std::find(answers.begin(), answers.end(), Answer::kSubmitted);
   return first == answers.end() ? -1 : static_cast<int>(first - answers.begin());
 }
@@ -190,7 +236,7 @@ int Diagnosis::first_submitted(uint32_t number) const {
 std::string Diagnosis::answers(uint32_t number, int64_t now) const {
   std::vector<int> missing;
   std::vector<int> silent;
-  const std::vector<Answer>& answers = questions_.at(number).answers;
+  const std::vector<Answer> answers = answers_to(questions_.at(number));
   for (size_t rank = 0; rank < answers.size(); ++rank) {
     if (answers[rank] == Answer::kMissing) missing.push_back(static_cast<int>(rank));
     if (answers[rank] == Answer::kNone) silent.push_back(static_cast<int>(rank));
@@ -209,15 +255,39 @@ std::string Diagnosis::answers(uint32_t number, int64_t now) const {
   return text.empty() ? "all ranks have come" : text;
 }
 
+// A rank may be stuck only if a member of its group may be that waits for another key: only that
+// one may have missed the rank's key, and be stuck. Mostly all wait for a rank that does not wait,
+// and nobody has to be asked.
+std::vector<Diagnosis::Wait> Diagnosis::waits_that_may_be_stuck() {
+  if (reports_[0].serial != serial_) reports_[0].serial = 0;
+  std::vector<bool> may_be;
+  for (const Report& report : reports_) may_be.push_back(report.serial != 0);
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (size_t rank = 0; rank < reports_.size(); ++rank) {
+      if (!may_be[rank]) continue;
+      const Wait& wait = reports_[rank].wait;
+      may_be[rank] = std::ranges::any_of(wait.ranks, [&](int other) {
+        const auto at = static_cast<size_t>(other);
+        return may_be[at] && reports_[at].wait.key != wait.key;
+      });
+      changed |= !may_be[rank];
+    }
+  }
+  std::vector<Wait> waits;
+  for (size_t rank = 0; rank < reports_.size(); ++rank) {
+    const Wait& wait = reports_[rank].wait;
+    const bool is_known =
+        std::ranges::any_of(waits, [&](const Wait& other) { return other.key == wait.key; });
+    if (may_be[rank] && !is_known) waits.push_back(wait);
+  }
+  return waits;
+}
+
 // The questions are numbered before they are asked: the last answer, perhaps this rank's own, ends
 // the round.
 void Diagnosis::begin_round(int64_t now) {
-  std::vector<Wait> waits;
-  for (const Report& report : reports_) {
-    const bool is_known = std::any_of(
-        waits.begin(), waits.end(), [&](const Wait& wait) { return wait.key == report.wait.key; });
-    if (report.serial != 0 && !is_known) waits.push_back(report.wait);
-  }
+  const std::vector<Wait> waits = waits_that_may_be_stuck();
   for (size_t i = 0; i < waits.size(); ++i) {
     round_.push_back(next_question_ + static_cast<uint32_t>(i));
   }

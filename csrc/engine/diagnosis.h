@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/census.h"
 #include "engine/control.h"
 #include "engine/group.h"
 #include "engine/wire.h"
@@ -14,19 +15,22 @@ namespace ringdl {
 
 /// Finds out why nothing moves. All members are called with the engine's lock held.
 ///
-/// Three cases. A wait that nears its timeout asks every rank whether it has submitted the key, so
-/// that StallError can name those that have not. A rank that shuts down tells all; whoever is
-/// blocked then asks about its key, and fails it on all ranks if a rank that has left never
-/// submitted it (the next rank, which lacks its header, asks at once). And a *name* is called wrong
-/// only when ranks wait for one another: those that have been blocked for a second tell rank 0,
-/// which asks about all awaited keys and tells the verdict on those on which ranks are stuck.
-class Diagnosis {
+/// Three cases. A wait that nears its timeout has the members of the group counted that have
+/// submitted the key (Census), so that StallError can name those that have not. Once a rank has
+/// shut down, whoever is blocked has them counted, too, and the rank that one that has left answers
+/// that it never submitted the key fails it on all ranks (the next rank, which lacks its header,
+/// asks at once). And a *name* is called wrong only when ranks wait for one another: those that
+/// have been blocked for a second tell rank 0; if some may wait for one another it asks about the
+/// keys that they await, and tells the verdict on those on which ranks are stuck.
+class Diagnosis final : private Census::Host {
  public:
   /// What it needs of the engine that it belongs to.
   class Host {
    public:
     /// Whether this rank has not submitted it, nor been told why it fails.
     virtual bool is_ahead(const Key& key) const = 0;
+    /// The group of a work in flight; else null.
+    virtual SharedGroup group_in_flight(const Key& key) const = 0;
     /// Whether another thread than the calling one, which waits, may submit something yet.
     virtual bool may_submit() const = 0;
     /// By rank: has told that it submits nothing more.
@@ -52,18 +56,29 @@ class Diagnosis {
   void look(const Key& key, int64_t now_ns);
   /// Called now and then on rank 0, whatever it does.
   void look_for_the_stuck(int64_t now_ns);
+  /// Called now and then on all ranks.
+  void look_at_counts(int64_t now_ns) { census_.look(now_ns); }
 
-  /// Asks the members of a group about a key. Answers are collected under the number that this
-  /// returns.
-  uint32_t ask_all(const Key& key, const SharedGroup& group, int64_t now_ns);
+  /// Has the members of a group counted that have submitted a key. What is found out is kept under
+  /// the number that this returns.
+  /// @param within_ns  when it should be known
+  uint32_t ask_all(const Key& key, const SharedGroup& group, int64_t within_ns, int64_t now_ns);
   /// Fails the key on all ranks if that one, which has left, never submitted it.
   void ask_who_left(const Key& key, int rank, int64_t now_ns);
   /// What StallError says of the answers so far.
   std::string answers(uint32_t question, int64_t now_ns) const;
   /// The lowest rank that is known to have submitted the key; -1 if none is.
   int first_submitted(uint32_t question) const;
-  void forget(uint32_t question) { questions_.erase(question); }
+  void forget(uint32_t question);
 
+  void on_count(const ControlMessage& message, int64_t now_ns) {
+    census_.on_query(message, now_ns);
+  }
+  void on_counted(const ControlMessage& message, int64_t now_ns) {
+    census_.on_answer(message, now_ns);
+  }
+  /// These ranks have told that they submit nothing more.
+  void on_left(const std::vector<int>& ranks) { census_.on_left(ranks); }
   void on_query(const ControlMessage& message);
   void on_answer(const ControlMessage& message);
   void on_blocked(const ControlMessage& message);
@@ -72,7 +87,8 @@ class Diagnosis {
   struct Wait {
     Key key;
     std::string label;
-    std::vector<int> ranks;  // that take part
+    std::vector<int> ranks;       // that take part
+    SharedGroup group = nullptr;  // of this rank's waits
     bool for_good = true;
   };
   struct Report {
@@ -86,12 +102,19 @@ class Diagnosis {
     int64_t asked_ns = 0;
     bool for_verdict = false;
     bool ends_when_answered = false;
+    SharedGroup counted = nullptr;  // if the census asks
   };
 
+  bool is_ahead(const Key& key) const override { return host_.is_ahead(key); }
+  SharedGroup group_in_flight(const Key& key) const override { return host_.group_in_flight(key); }
+  void on_missing(const Key& key, int rank) override;
+
+  std::vector<Answer> answers_to(const Question& question) const;
   uint32_t ask(const Key& key, const std::vector<int>& ranks, int64_t now_ns);
   void report(int rank, uint64_t serial, const Wait& wait);
   void take(int rank, uint32_t number, bool submitted, uint64_t serial);
-  void ask_those_who_left(int64_t now_ns);
+  void count_where_ranks_left(int64_t now_ns);
+  std::vector<Wait> waits_that_may_be_stuck();
   void begin_round(int64_t now_ns);
   std::vector<bool> find_stuck(const std::vector<Question>& round) const;
   void end_round();
@@ -101,13 +124,13 @@ class Diagnosis {
   ControlPlane& control_;
   const int rank_;
   const int size_;
+  Census census_;
   std::vector<Wait> waits_;    // of this rank's threads
   uint64_t serial_ = 1;        // changes whenever a wait begins or ends
   int64_t since_ns_ = 0;       // when it changed last
   uint64_t told_serial_ = 0;   // what rank 0 has been told
   uint64_t asked_serial_ = 0;  // for which those who had left were asked,
   int64_t asked_left_ = 0;     // and how many these were
-  std::vector<uint32_t> left_questions_;
   int64_t next_round_ns_ = 0;  // on rank 0
 
   std::vector<Report> reports_;  // on rank 0, by rank

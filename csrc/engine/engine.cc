@@ -50,13 +50,13 @@ Engine::Engine(std::unique_ptr<Transport> transport, EngineOptions options)
       all_(ringdl::group_of_all(rank_, size_)),
       maker_(std::this_thread::get_id()),
       tag_layout_(transport_->max_tag()),
-      tags_(static_cast<size_t>(size_), TagPool(tag_layout_.pooled)),
-      left_(static_cast<size_t>(size_), false) {
+      tags_(static_cast<size_t>(size_), TagPool(tag_layout_.pooled)) {
   static const int registered = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
   if (registered != 0) throw Error("pthread_atfork failed");
   options_.inline_bytes = std::min(options_.inline_bytes, kMaxPayloadBytes);
   control_ = std::make_unique<ControlPlane>(
       *transport_, [this](const ControlMessage& message) { handle(message); });
+  departures_ = std::make_unique<Departures>(*control_, rank_, size_);
   Diagnosis::Host& host = *this;
   diagnosis_ = std::make_unique<Diagnosis>(host, *transport_, *control_);
   watchdog_ = std::make_unique<Watchdog>(*diagnosis_, rank_);
@@ -144,7 +144,7 @@ void Engine::refuse_closed() const {
 }
 
 void Engine::note_submitter() {
-  if (shutting_down_ || left_[static_cast<size_t>(rank_)]) {
+  if (shutting_down_ || departures_->has_left(rank_)) {
     throw UsageError("ringdl is shutting down; call ringdl.init() first");
   }
   refuse_joined_unlocked();

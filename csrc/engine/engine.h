@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -22,6 +21,7 @@
 #include "engine/call.h"
 #include "engine/channels.h"
 #include "engine/control.h"
+#include "engine/departures.h"
 #include "engine/diagnosis.h"
 #include "engine/matching.h"
 #include "engine/trace.h"
@@ -259,7 +259,11 @@ class Engine final : private Diagnosis::Host {
     return matching_.is_ahead(key) && !matching_.is_known_to_fail(key);
   }
   bool may_submit() const override;
-  const std::vector<bool>& left() const override { return left_; }
+  const std::vector<bool>& left() const override { return departures_->left(); }
+  SharedGroup group_in_flight(const Key& key) const override {
+    const auto found = in_flight_.find(key);
+    return found == in_flight_.end() ? nullptr : found->second->group;
+  }
   void fail_for_left(const Key& key, int left_rank) override;
   void tell_verdict(int to, const Key& key, const std::string& why) override {
     tell_failure(to, MessageType::kVerdict, key, {why, false, next_meeting()});
@@ -293,7 +297,6 @@ class Engine final : private Diagnosis::Host {
   void progress_in_background();
   void progress_until(Lock& lock, const std::function<void()>& interrupted,
                       const std::function<bool()>& done, const std::function<void(int64_t)>& look);
-  void tell_leaving();
   bool keyed_work_is_leaving() const;
   static void keep_for_good(std::shared_ptr<const void> memory);
   bool busy() const;
@@ -302,6 +305,8 @@ class Engine final : private Diagnosis::Host {
   void give_up() noexcept;
 
   void handle(const ControlMessage& message);
+  void answer_query(const ControlMessage& message);
+  void on_left(const std::vector<int>& ranks);
   void apply(Work& work, int from, const MessageHead& head, const Description& description,
              const std::byte* payload);
   void compare(Work& work, int from, const Description& theirs);
@@ -352,12 +357,10 @@ class Engine final : private Diagnosis::Host {
   std::vector<std::unique_ptr<Drain>> drains_;
   std::map<int64_t, Bucket> buckets_;
   std::vector<uint64_t> ended_;
-  std::vector<bool> left_;  // by rank: has told that it submits nothing more
-  std::set<int> missed_;    // ranks without a process at an earlier look
+  std::unique_ptr<Departures> departures_;
+  std::map<int, int> missed_;  // ranks without a process: at so many looks
   int64_t next_look_at_peers_ns_ = 0;
-  std::map<int64_t, uint64_t> left_launches_;  // by bucket: how often the previous rank launched it
-  std::map<int64_t, int> bucket_next_;         // by bucket: the next rank of its group
-  std::map<uint64_t, SharedGroup> groups_;     // that this rank is, or was, a member of, by id
+  std::map<uint64_t, SharedGroup> groups_;  // that this rank is, or was, a member of, by id
   std::shared_ptr<Joining> joining_;
   std::map<int, uint64_t> joined_;  // by rank: for which meeting, of those that may still wait
   std::unique_ptr<Diagnosis> diagnosis_;

@@ -113,7 +113,7 @@ const Work& Engine::awaited_in_join(const Joining& joining) const {
 }
 
 void Engine::end_join() {
-  for (const auto& query : joining_->queries) diagnosis_->on_query(query);
+  for (const auto& query : joining_->queries) answer_query(query);
   joining_.reset();
   std::erase_if(joined_, [this](const auto& entry) { return entry.second < next_meeting(); });
 }
@@ -146,7 +146,7 @@ int Engine::answer_calls() {
   if (answered > 0) joining->answered_ns = now_ns();
   // Who asks concludes from what is missing, and headers may come after the question.
   if (quiet_polls_ >= kQuietPolls) {
-    for (const auto& query : std::exchange(joining->queries, {})) diagnosis_->on_query(query);
+    for (const auto& query : std::exchange(joining->queries, {})) answer_query(query);
   }
   return answered;
 }

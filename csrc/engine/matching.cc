@@ -49,12 +49,4 @@ std::optional<Matching::Header> Matching::find_header(
   return std::nullopt;
 }
 
-std::vector<Key> Matching::bucket_launches() const {
-  std::vector<Key> launches;
-  for (const auto& [key, uses] : next_instances_) {
-    if (key.space == KeySpace::kBucket) launches.push_back({key.space, key.hash, uses});
-  }
-  return launches;
-}
-
 }  // namespace ringdl

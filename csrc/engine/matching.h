@@ -65,9 +65,6 @@ class Matching {
   std::optional<Header> find_header(uint64_t apart, uint64_t joins,
                                     const std::function<bool(const Header&)>& wanted);
 
-  /// How often each bucket was launched.
-  std::vector<Key> bucket_launches() const;
-
   size_t keys() const { return next_instances_.size(); }
   size_t parked_keys() const { return parked_.size(); }
 

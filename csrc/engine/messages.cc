@@ -1,5 +1,6 @@
 // What control messages do: works are matched, compared, and failed on all ranks of their group.
 
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
@@ -54,20 +55,21 @@ void Engine::handle(const ControlMessage& message) {
       fail_key(head.key, {text, head.flag != 0, head.value}, head.type == MessageType::kVerdict);
       break;
     case MessageType::kQuery:
+    case MessageType::kCount:
       if (joining_) {
         joining_->queries.push_back({message.from, head, message.description, nullptr});
       } else {
-        diagnosis_->on_query(message);
+        answer_query(message);
       }
       break;
     case MessageType::kAnswer:
       diagnosis_->on_answer(message);
       break;
+    case MessageType::kCounted:
+      diagnosis_->on_counted(message, now_ns());
+      break;
     case MessageType::kBlocked:
       diagnosis_->on_blocked(message);
-      break;
-    case MessageType::kBucketCount:
-      left_launches_[static_cast<int64_t>(head.key.hash)] = head.value;
       break;
     case MessageType::kJoined:
       on_joined(message.from, head.value);
@@ -75,16 +77,28 @@ void Engine::handle(const ControlMessage& message) {
     case MessageType::kLaunched:
       on_launched(head.key);
       break;
-    case MessageType::kLeaving: {
-      left_[static_cast<size_t>(message.from)] = true;
-      std::vector<std::shared_ptr<Work>> works;
-      for (const auto& [key, work] : in_flight_) works.push_back(work);
-      for (const auto& work : works) {
-        if (previous_in(*work->group) == message.from) check_previous_left(work);
-      }
+    case MessageType::kLeaving:
+      on_left(departures_->on_leaving(message, now_ns()));
       break;
-    }
   }
+}
+
+void Engine::answer_query(const ControlMessage& message) {
+  if (message.head.type == MessageType::kCount) {
+    diagnosis_->on_count(message, now_ns());
+  } else {
+    diagnosis_->on_query(message);
+  }
+}
+
+void Engine::on_left(const std::vector<int>& ranks) {
+  std::vector<std::shared_ptr<Work>> works;
+  for (const auto& [key, work] : in_flight_) {
+    const int previous = previous_in(*work->group);
+    if (std::find(ranks.begin(), ranks.end(), previous) != ranks.end()) works.push_back(work);
+  }
+  for (const auto& work : works) check_previous_left(work);
+  diagnosis_->on_left(ranks);
 }
 
 void Engine::apply(Work& work, int from, const MessageHead& head, const Description& description,
@@ -198,14 +212,11 @@ void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
 void Engine::check_previous_left(const std::shared_ptr<Work>& work) {
   const Group& group = *work->group;
   const int previous = previous_in(group);
-  if (!left_[static_cast<size_t>(previous)] || work->ended()) return;
+  if (!departures_->has_left(previous) || work->ended()) return;
   if (work->polled && step(work)) return;
   if (work->keyed_channel) {
     const int member = (group.rank + group.size() - 1) % group.size();
     if (work->keyed_channel->agreed() || work->collective->has_met(member)) return;
-  } else {
-    const auto launches = left_launches_.find(static_cast<int64_t>(work->key.hash));
-    if (launches != left_launches_.end() && work->key.instance < launches->second) return;
   }
   diagnosis_->ask_who_left(work->key, previous, now_ns());
 }

@@ -45,6 +45,8 @@ int Engine::progress() {
 void Engine::watch_over(int64_t now) {
   const bool may_know_of_calls = !joining_ || quiet_polls_ >= kQuietPolls;  // as in answer_calls()
   if (rank_ == 0 && may_know_of_calls) diagnosis_->look_for_the_stuck(now);
+  diagnosis_->look_at_counts(now);
+  departures_->look(now);
   std::string text = watchdog_->look(in_flight_, now);
   const int requests = dump_requests.load(std::memory_order_relaxed);
   const bool is_asked = std::exchange(dumps_done_, requests) != requests;

@@ -18,6 +18,13 @@ constexpr int64_t kInterruptNs = 100 * kMillisecond;
 constexpr int64_t kDiagnoseAfterNs = 100 * kMillisecond;
 constexpr int64_t kBriefNs = 10 * kMillisecond;
 constexpr int64_t kLookAtPeersNs = kSecond / 2;
+constexpr int kLooksBeforeMissed = 1;
+
+// Likewise once this rank has left: those that hear before it that all have are gone.
+constexpr int kLooksAfterLeaving = 10;
+
+// Of a wait: from when on it has those counted that have come, before its deadline.
+int64_t count_within(int64_t timeout_ns) { return std::min(kSecond, timeout_ns / 4 * 3); }
 
 std::string seconds_text(int64_t ns) {
   return std::to_string(ns / kSecond) + "." + std::to_string(ns / (kSecond / 10) % 10) + " s";
@@ -49,8 +56,8 @@ class Engine::Watch {
     engine_.diagnosis_->wait_begins(work->key, work->label(), work->group, for_good_, now);
   }
 
-  void ask_all(const Work& work, int64_t now) {
-    if (question_ == 0) question_ = engine_.diagnosis_->ask_all(work.key, work.group, now);
+  void ask_all(const Work& work, int64_t within, int64_t now) {
+    if (question_ == 0) question_ = engine_.diagnosis_->ask_all(work.key, work.group, within, now);
   }
   void forget_answers() { engine_.diagnosis_->forget(std::exchange(question_, 0)); }
   std::string answers(int64_t now) const { return engine_.diagnosis_->answers(question_, now); }
@@ -103,7 +110,8 @@ void Engine::progress_until(Lock& lock, const std::function<void()>& interrupted
 
 // Finds ranks that are no more: at once where the transport has lost them, and else those of this
 // host whose processes are gone while the launcher goes on without them, as MPICH's may after an
-// exit. What these have sent may be on its way: so not at the first look.
+// exit. What these have sent may be on its way, perhaps over others: so not at the first look. Once
+// this rank has left, those that know already that all have may go, lost or not.
 void Engine::look_at_peers(int64_t now) {
   const auto raise = [](int rank) {
     throw RankFailedError("rank " + std::to_string(rank) +
@@ -111,15 +119,19 @@ void Engine::look_at_peers(int64_t now) {
                           "find what ended its process (a crash, os._exit, too little memory) and "
                           "start the job again");
   };
-  for (const int rank : transport_->lost()) {
-    if (!left_[static_cast<size_t>(rank)]) raise(rank);
+  const bool is_leaving = departures_->has_left(rank_);
+  const std::vector<int>& lost = transport_->lost();
+  for (const int rank : lost) {
+    if (!is_leaving && !departures_->has_left(rank)) raise(rank);
   }
-  if (!window_ || now < next_look_at_peers_ns_) return;
+  if ((!window_ && lost.empty()) || now < next_look_at_peers_ns_) return;
   next_look_at_peers_ns_ = now + kLookAtPeersNs;
+  const int looks = is_leaving ? kLooksAfterLeaving : kLooksBeforeMissed;
   for (int rank = 0; rank < size_; ++rank) {
-    const auto peer = static_cast<size_t>(rank);
-    if (left_[peer] || !window_->reaches(rank) || !window_->has_ended(rank)) continue;
-    if (!missed_.insert(rank).second) raise(rank);
+    if (departures_->has_left(rank)) continue;
+    const bool is_gone = std::ranges::count(lost, rank) > 0 ||
+                         (window_ && window_->reaches(rank) && window_->has_ended(rank));
+    if (is_gone && ++missed_[rank] > looks) raise(rank);
   }
 }
 
@@ -129,11 +141,11 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
     Lock lock = lock_for_call();
     const int64_t begin = now_ns();
     const int64_t deadline = begin + timeout_ns;
-    const int64_t ask_at = deadline - std::min(kSecond, timeout_ns / 2);
+    const int64_t ask_at = deadline - count_within(timeout_ns);
     Watch watch(*this, lock, for_good);
     const auto look = [&](int64_t now) {
       if (now - begin >= kDiagnoseAfterNs) watch.watch(work.get(), now);
-      if (now >= ask_at) watch.ask_all(*work, now);
+      if (now >= ask_at) watch.ask_all(*work, deadline - now, now);
       if (now < deadline || work->ended()) return;
       throw StallError(
           work->label() + " did not end within " + seconds_text(timeout_ns) + " on rank " +
@@ -182,10 +194,10 @@ int Engine::join(int64_t timeout_ns, const std::function<void()>& interrupted) {
     watch.watch(&awaited, now);
     if (joining->meeting) joining->meeting->begin_ns = now;  // no matter for the watchdog
     const int64_t deadline = joining->answered_ns + timeout_ns;
-    if (now < deadline - std::min(kSecond, timeout_ns / 2)) {
+    if (now < deadline - count_within(timeout_ns)) {
       watch.forget_answers();
     } else {
-      watch.ask_all(awaited, now);
+      watch.ask_all(awaited, deadline - now, now);
     }
     if (now < deadline || awaited.ended()) return;
     throw StallError("join() waits on rank " + std::to_string(rank_) + " for " + awaited.label() +
@@ -230,13 +242,11 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
   // their messages may have gone to a rank that never launches them.
   progress_until(
       lock, interrupted, [this] { return drains_.empty() && !keyed_work_is_leaving(); }, ignore);
-  if (!left_[static_cast<size_t>(rank_)]) tell_leaving();
+  departures_->leave(now_ns());
   // The others may need answers from here until they leave too.
-  const auto all_have_left = [this] {
-    return std::find(left_.begin(), left_.end(), false) == left_.end() && control_->idle();
-  };
+  const auto all_have_left = [this] { return departures_->is_over() && control_->idle(); };
   progress_until(lock, interrupted, all_have_left, [this](int64_t now) {
-    std::fputs(watchdog_->look_at_shutdown(left_, now).c_str(), stderr);
+    std::fputs(watchdog_->look_at_shutdown(departures_->left(), now).c_str(), stderr);
   });
   lock.unlock();
   stop_thread();
@@ -246,24 +256,6 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
   closed_.store(true);
   groups_.clear();
   transport_.reset();
-}
-
-void Engine::tell_leaving() {
-  for (const Key& key : matching_.bucket_launches()) {
-    const int next = bucket_next_[static_cast<int64_t>(key.hash)];
-    if (next == rank_) continue;
-    MessageHead count;
-    count.type = MessageType::kBucketCount;
-    count.key = {key.space, key.hash, 0};
-    count.value = key.instance;
-    control_->send(next, count);
-  }
-  MessageHead leaving;
-  leaving.type = MessageType::kLeaving;
-  for (int to = 0; to < size_; ++to) {
-    if (to != rank_) control_->send(to, leaving);
-  }
-  left_[static_cast<size_t>(rank_)] = true;
 }
 
 bool Engine::keyed_work_is_leaving() const {

@@ -40,7 +40,7 @@ std::string Watchdog::look(const Works& works, int64_t now) {
     const int64_t age = now - work->begin_ns;
     Watched& watched = watched_[work->id];
     if (watched.question == 0 && now >= watched.ask_at_ns) {
-      watched.question = diagnosis_.ask_all(work->key, work->group, now);
+      watched.question = diagnosis_.ask_all(work->key, work->group, kAnswerNs, now);
       watched.ask_at_ns = now;
       alarm_ = true;
     } else if (watched.question != 0 && now - watched.ask_at_ns >= kAnswerNs) {

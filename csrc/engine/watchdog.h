@@ -14,7 +14,7 @@ namespace ringdl {
 /// Tells on stderr which works have been in flight for long, and which ranks they and shutdown()
 /// wait for.
 ///
-/// Each rank that has such a work asks the members of its group whether they have submitted it; the
+/// Each rank that has such a work has the members of its group counted that have submitted it; the
 /// lowest one that has is the one that prints. A work is told of again each time that it has become
 /// twice as old. All members are called with the engine's lock held.
 class Watchdog {

@@ -101,12 +101,16 @@ enum class MessageType : uint8_t {
   kVerdict,     // text: likewise, and ranks that never submitted the key skip it
   kQuery,       // has the receiver submitted the key? `sequence` numbers the question
   kAnswer,      // `flag`: submitted; `value`: the serial number of the answering rank's wait
-  kBlocked,  // to rank 0: waiting for the key since a while, `value` is the wait's serial number;
-             // the payload holds the members of the key's group, a bit each, unless it is all
-  kBucketCount,  // `value`: so often did the leaving rank launch the bucket
-  kLeaving,      // the sender shuts down and will submit nothing more
-  kJoined,       // the sender submits nothing of its own until the meeting number `value`
-  kLaunched,     // to a rank that has: this bucket was launched
+  kCount,     // the same of a census: who has, as far as the receiver knows? `tag`: how far it must
+              // know, see Census; `value`: how long a silent rank is waited for
+  kCounted,   // its answer, with the same `sequence` and `tag`; `flag`: submitted, and takes part;
+              // `value`: so many members are accounted for; the payload: all, two bits each
+  kBlocked,   // to rank 0: waiting for the key since a while, `value` is the wait's serial number;
+              // the payload holds the members of the key's group, a bit each, unless it is all
+  kLeaving,   // the sender shuts down and will submit nothing more; or, along a tree, those ranks
+              // do that the payload names, a bit each from rank `value` on
+  kJoined,    // the sender submits nothing of its own until the meeting number `value`
+  kLaunched,  // to a rank that has: this bucket was launched
 };
 
 struct MessageHead {

@@ -1,0 +1,144 @@
+#include "engine/departures.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace ringdl {
+namespace {
+
+// Four children: seven hops between any two of 64 ranks, some of which look ten times a second.
+constexpr int kChildren = 4;
+
+// Who leaves together does so within that, and a neighbour that has just been told waits longer.
+constexpr int64_t kTogetherNs = 50 * kMillisecond;
+constexpr int64_t kOftenNs = 100 * kMillisecond;
+
+// A message tells of so many ranks.
+constexpr int kRanksPerMessage = 8 * static_cast<int>(kMaxPayloadBytes);
+
+int parent_of(int rank) { return (rank - 1) / kChildren; }
+
+bool is_below(int rank, int ancestor) {
+  while (rank > ancestor) rank = parent_of(rank);
+  return rank == ancestor;
+}
+
+}  // namespace
+
+Departures::Departures(ControlPlane& control, int rank, int size)
+    : control_(control),
+      rank_(rank),
+      size_(size),
+      left_(static_cast<size_t>(size), false),
+      told_of_(left_),
+      previous_has_told_(are_neighbours(previous(), rank)) {
+  const auto add = [&](int neighbour) {
+    std::vector<bool> behind(left_.size());
+    for (int other = 0; other < size; ++other) {
+      behind[static_cast<size_t>(other)] =
+          neighbour < rank ? !is_below(other, rank) : is_below(other, neighbour);
+    }
+    neighbours_.push_back({neighbour, std::move(behind), left_});
+  };
+  if (rank > 0) add(parent_of(rank));
+  for (int child = kChildren * rank + 1; child <= kChildren * (rank + 1) && child < size; ++child) {
+    add(child);
+  }
+}
+
+bool Departures::are_neighbours(int a, int b) const {
+  return size_ == 1 || (a > 0 && parent_of(a) == b) || (b > 0 && parent_of(b) == a);
+}
+
+void Departures::leave(int64_t now) {
+  if (has_left(rank_)) return;
+  std::vector<int> news;
+  learn({rank_}, now, news);
+  if (are_neighbours(rank_, next())) {
+    for (Neighbour& neighbour : neighbours_) {
+      if (neighbour.rank == next()) neighbour.due_ns = now;
+    }
+  } else {
+    MessageHead head;
+    head.type = MessageType::kLeaving;
+    control_.send(next(), head);
+  }
+  look(now);
+}
+
+std::vector<int> Departures::on_leaving(const ControlMessage& message, int64_t now) {
+  std::vector<int> news;
+  if (message.head.payload_bytes == 0) {
+    previous_has_told_ = true;
+    if (!has_left(message.from)) news.push_back(message.from);
+    left_[static_cast<size_t>(message.from)] = true;
+    return news;
+  }
+  std::vector<int> ranks;
+  for (int i = 0; i < 8 * static_cast<int>(message.head.payload_bytes); ++i) {
+    const int rank = static_cast<int>(message.head.value) + i;
+    if (rank < size_ && (std::to_integer<int>(message.payload[i / 8]) >> i % 8 & 1) != 0) {
+      ranks.push_back(rank);
+    }
+  }
+  for (Neighbour& neighbour : neighbours_) {
+    if (neighbour.rank != message.from) continue;
+    for (const int rank : ranks) neighbour.knows[static_cast<size_t>(rank)] = true;
+  }
+  learn(ranks, now, news);
+  look(now);
+  return news;
+}
+
+void Departures::learn(const std::vector<int>& ranks, int64_t now, std::vector<int>& news) {
+  for (const int rank : ranks) {
+    const auto at = static_cast<size_t>(rank);
+    if (!left_[at]) news.push_back(rank);
+    left_[at] = told_of_[at] = true;
+    for (Neighbour& neighbour : neighbours_) {
+      if (neighbour.knows[at] || neighbour.is_pending) continue;
+      neighbour.is_pending = true;
+      neighbour.due_ns = std::max(now + kTogetherNs, neighbour.told_ns + kOftenNs);
+    }
+  }
+}
+
+void Departures::look(int64_t now) {
+  for (Neighbour& neighbour : neighbours_) {
+    if (!neighbour.is_pending) continue;
+    bool is_complete = true;
+    for (size_t rank = 0; rank < left_.size(); ++rank) {
+      is_complete &= told_of_[rank] || neighbour.behind[rank];
+    }
+    if (is_complete || now >= neighbour.due_ns) tell(neighbour, now);
+  }
+}
+
+void Departures::tell(Neighbour& neighbour, int64_t now) {
+  MessageHead head;
+  head.type = MessageType::kLeaving;
+  for (int begin = 0; begin < size_; begin += kRanksPerMessage) {
+    const int end = std::min(size_, begin + kRanksPerMessage);
+    std::vector<uint8_t> bits(static_cast<size_t>(end - begin + 7) / 8);
+    bool has_news = false;
+    for (int rank = begin; rank < end; ++rank) {
+      const auto at = static_cast<size_t>(rank);
+      if (!told_of_[at]) continue;
+      bits[static_cast<size_t>(rank - begin) / 8] |= static_cast<uint8_t>(1u << (rank - begin) % 8);
+      has_news |= !neighbour.knows[at];
+      neighbour.knows[at] = true;
+    }
+    head.value = static_cast<uint64_t>(begin);
+    if (has_news) control_.send(neighbour.rank, head, nullptr, bits.data(), bits.size());
+  }
+  neighbour.is_pending = false;
+  neighbour.told_ns = now;
+}
+
+bool Departures::is_over() const {
+  return previous_has_told_ && std::ranges::find(told_of_, false) == told_of_.end() &&
+         std::ranges::none_of(neighbours_, &Neighbour::is_pending);
+}
+
+}  // namespace ringdl

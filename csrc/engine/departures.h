@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/control.h"
+
+namespace ringdl {
+
+/// Which ranks have shut down. All members are called with the engine's lock held.
+///
+/// A rank that leaves tells the next rank at once: that one lacks its headers first. All others are
+/// told along a tree over the ranks, with rank 0 at the root: what a rank knows it tells its parent
+/// and its children, at once when all ranks behind that edge need not tell more (a subtree has
+/// left, or all have), else after a moment, together with what comes meanwhile. So if all leave
+/// together each rank sends a message up and one to each child, and one that leaves early is soon
+/// known everywhere.
+///
+/// What is behind an edge of the tree is told over that edge alone, and each end knows when the
+/// other has nothing left to say: no message comes after is_over().
+class Departures {
+ public:
+  Departures(ControlPlane& control, int rank, int size);
+
+  /// By rank: is known to have left.
+  const std::vector<bool>& left() const { return left_; }
+  bool has_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
+
+  /// This rank submits nothing more.
+  void leave(int64_t now_ns);
+  /// @returns  the ranks that were not known to have left
+  std::vector<int> on_leaving(const ControlMessage& message, int64_t now_ns);
+  /// Called now and then: tells the neighbours.
+  void look(int64_t now_ns);
+  /// Whether all ranks have left, and all that this one tells has been sent.
+  bool is_over() const;
+
+ private:
+  struct Neighbour {
+    int rank;
+    std::vector<bool> behind;  // the ranks that it tells of
+    std::vector<bool> knows;   // in the tree: has told, or been told
+    int64_t due_ns = 0;        // when what it does not know is told
+    bool is_pending = false;
+    int64_t told_ns = 0;  // when last
+  };
+
+  int next() const { return (rank_ + 1) % size_; }
+  int previous() const { return (rank_ + size_ - 1) % size_; }
+  bool are_neighbours(int a, int b) const;
+  void learn(const std::vector<int>& ranks, int64_t now_ns, std::vector<int>& news);
+  void tell(Neighbour& neighbour, int64_t now_ns);
+
+  ControlPlane& control_;
+  const int rank_;
+  const int size_;
+  std::vector<bool> left_;
+  std::vector<bool> told_of_;  // by the tree
+  bool previous_has_told_;     // to this rank alone
+  std::vector<Neighbour> neighbours_;
+};
+
+}  // namespace ringdl

@@ -1,0 +1,26 @@
+"""How messages grow with the ranks: RINGDL_TEST_ALL=1 counts them on 64, too."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.test_jobs import run_ranks
+
+SIZES = (16, 32, 64) if os.environ.get("RINGDL_TEST_ALL") == "1" else (16,)
+PER_ROUND = 40
+"""So many messages at most per rank and doubling of the ranks."""
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_messages_grow_with_the_logarithm_of_the_ranks(
+    mpi_python: str, ranks: int, tmp_path: Path
+) -> None:
+    """From init() to shutdown(), with twenty calls and a StallError in between."""
+    ended = run_ranks(mpi_python, ranks, "many.py", str(tmp_path), folder=tmp_path, timeout=200)
+    assert ended.code == 0, ended.text
+    sent = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    most = [max(stage) for stage in zip(*sent, strict=True)]
+    assert most[-1] <= PER_ROUND * math.log2(ranks), f"after each stage: {most}"
