@@ -25,7 +25,7 @@ class Shared:
 
     Attributes:
         hosts: the number of each rank's host, by rank of the engine.
-        shares_memory: whether the ranks of a host do.
+        memory_hosts: the same for memory: a rank that shares none is on a host of its own.
         tuning: what algorithms are chosen by.
         algorithm: what is taken instead, wherever it is possible.
         vendor: of the MPI library.
@@ -37,7 +37,7 @@ class Shared:
 
     def __init__(self, hosts: Sequence[int], mpi: Any = None, vendor: str = "no MPI") -> None:
         self.hosts = hosts
-        self.shares_memory = False
+        self.memory_hosts: Sequence[int] = range(len(hosts))
         self.tuning = default_tuning(len(set(hosts)))
         self.algorithm: Algorithm | None = None
         self.vendor = vendor
@@ -99,8 +99,9 @@ class Communicator(Reductions, Objects):
         return self._shared.tuning
 
     def memory_hosts(self) -> list[int]:
-        """The number of each rank's host; where ranks share no memory, another one for each."""
-        return self._hosts() if self._shared.shares_memory else list(range(self.size))
+        """The number of each rank's host; ranks that share no memory are on hosts of their own."""
+        hosts = self._shared.memory_hosts
+        return list(hosts) if self._group is None else [hosts[rank] for rank in self._group.ranks]
 
     def use_tuning(self, tuning: Tuning) -> None:
         """Choose by another table from now on, in all communicators of this one's engine.
@@ -208,7 +209,9 @@ class Communicator(Reductions, Objects):
 
         Returns:
             A NumPy array of any content, which begins at a multiple of 64 bytes. Ordinary memory
-            where ranks share none.
+            where ranks share none, or have used up what they may share. A child made by `fork`
+            has the same memory, not a copy: it sees what this process writes there later, also
+            into the arrays that get this memory after this one.
 
         Raises:
             MemoryError: there is not so much.
@@ -229,7 +232,7 @@ class Communicator(Reductions, Objects):
         kind = np.dtype(dtype)
         byte_count = math.prod(extents) * kind.itemsize
         if byte_count > sys.maxsize:
-            raise MemoryError(f"empty: there are no {byte_count} bytes")
+            raise MemoryError(f"empty: there are no {byte_count} bytes of addresses; ask for less")
         memory = self._engine.allocate(byte_count)
         return memory.view(kind).reshape(extents)
 

@@ -144,8 +144,9 @@ def _set_up(
     communicator._timeout = agreed.timeout
     shared.checks_replicas = agreed.check_replicas
     engine.set_watchdog(agreed.watchdog, agreed.debug)
+    no_memory = None
     if agreed.shared_memory and communicator.host_count < communicator.size:
-        shared.shares_memory = share_memory(communicator, hosts.numbers)
+        no_memory = share_memory(communicator, hosts.numbers)
     _tune(communicator, agreed, tuning)
     if agreed.timeline is not None:
         _timeline.start(communicator, agreed.timeline)
@@ -161,6 +162,10 @@ def _register_hooks(hosts: _mpi.Hosts) -> None:
     if len(hosts.numbers) > 1 and not _hooked:
         _hooked = True
         _warn_of_threads(hosts)
+    if no_memory is not None:
+        import warnings
+
+        warnings.warn(no_memory, RuntimeWarning, stacklevel=3)
     atexit.unregister(_shutdown_at_exit)
     atexit.register(_shutdown_at_exit)  # the last registered is the first to be called
 

@@ -1,20 +1,28 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <map>
+#include <iterator>
+#include <list>
 #include <memory>
 #include <mutex>
-#include <new>
+#include <string>
 #include <utility>
+
+#include "base/error.h"
 
 namespace ringdl {
 
 /// Large blocks that come and go with every collective. They are mapped, and kept for the next of
 /// their size: in the heap they would end up between the gradients that a framework allocates and
 /// frees, whose holes then fit no gradient any more.
+///
+/// Threads: any. In a forked child nothing is kept: a thread of its parent may have held the lock
+/// when it was forked, and has left it locked.
 class BlockCache {
  public:
   static constexpr size_t kSmallestBytes = 256 << 10;
@@ -29,38 +37,56 @@ class BlockCache {
     return *cache;
   }
 
+  /// @throws OutOfMemory
   std::byte* take(size_t bytes) {
-    {
+    if (getpid() == process_) {
       const std::lock_guard guard(mutex_);
-      if (const auto found = kept_.find(bytes); found != kept_.end()) {
-        std::byte* const data = found->second;
-        kept_.erase(found);
+      const auto found = std::find_if(kept_.rbegin(), kept_.rend(),
+                                      [bytes](const Kept& block) { return block.bytes == bytes; });
+      if (found != kept_.rend()) {
+        std::byte* const data = found->data;
+        kept_.erase(std::next(found).base());
         kept_bytes_ -= bytes;
         return data;
       }
     }
     void* const data =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
+    if (data == MAP_FAILED) throw no_memory(bytes);
     if (bytes >= kHugeBytes) madvise(data, bytes, MADV_HUGEPAGE);  // fails where there are none
     return static_cast<std::byte*>(data);
   }
 
+  /// Room is made by what was given back first: programs go on to other sizes.
   void give_back(std::byte* data, size_t bytes) {
-    {
-      const std::lock_guard guard(mutex_);
-      if (kept_bytes_ + bytes <= kKeptBytes) {
-        kept_.emplace(bytes, data);
-        kept_bytes_ += bytes;
-        return;
-      }
+    if (getpid() != process_ || bytes > kKeptBytes) {
+      munmap(data, bytes);
+      return;
     }
-    munmap(data, bytes);
+    const std::lock_guard guard(mutex_);
+    kept_.push_back({data, bytes});
+    kept_bytes_ += bytes;
+    while (kept_bytes_ > kKeptBytes) {
+      munmap(kept_.front().data, kept_.front().bytes);
+      kept_bytes_ -= kept_.front().bytes;
+      kept_.pop_front();
+    }
+  }
+
+  static OutOfMemory no_memory(size_t bytes) {
+    return OutOfMemory("the system has no " + std::to_string(bytes) +
+                       " bytes of memory more for this process: use smaller arrays or fewer ranks "
+                       "on a host, or raise its limit (ulimit -v)");
   }
 
  private:
+  const pid_t process_ = getpid();
   std::mutex mutex_;
-  std::multimap<size_t, std::byte*> kept_;
+  struct Kept {
+    std::byte* data;
+    size_t bytes;
+  };
+  std::list<Kept> kept_;  // the first is the oldest
   size_t kept_bytes_ = 0;
 };
 
@@ -68,6 +94,7 @@ class BlockCache {
 class Buffer {
  public:
   Buffer() = default;
+  /// @throws OutOfMemory
   explicit Buffer(size_t bytes) : bytes_(bytes) {
     const size_t rounded = (bytes + 63) / 64 * 64;
     if (rounded == 0) return;
@@ -76,7 +103,7 @@ class Buffer {
       return;
     }
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, rounded)));
-    if (!data_) throw std::bad_alloc();
+    if (!data_) throw BlockCache::no_memory(bytes);
   }
 
   Buffer(Buffer&& other) noexcept

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace ringdl {
 
@@ -34,6 +37,17 @@ class RankFailedError : public Error {
 class UsageError : public Error {
  public:
   using Error::Error;
+};
+
+/// There is not so much memory. In Python: MemoryError.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(std::string text)
+      : text_(std::make_shared<const std::string>(std::move(text))) {}
+  const char* what() const noexcept override { return text_->c_str(); }
+
+ private:
+  std::shared_ptr<const std::string> text_;
 };
 
 }  // namespace ringdl

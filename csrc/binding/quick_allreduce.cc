@@ -139,6 +139,9 @@ PyObject* quick_allreduce(PyObject* otherwise, PyObject* const* arguments, Py_ss
     } catch (const Error&) {
       raise_in_python(std::current_exception());
       return nullptr;
+    } catch (const std::bad_alloc& error) {
+      PyErr_SetString(PyExc_MemoryError, error.what());
+      return nullptr;
     } catch (const std::exception& error) {
       const nb::object kind = nb::module_::import_("ringdl._errors").attr("Error");
       PyErr_SetString(kind.ptr(), error.what());

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/buffer.h"
 #include "collective/direct_allreduce.h"
 #include "collective/staged_allreduce.h"
 
@@ -32,7 +33,7 @@ HostAllreduce::HostAllreduce(std::shared_ptr<Window> window, std::vector<int> ra
 // host that is known here, too; on several, this rank may hear of a failure elsewhere before.
 HostAllreduce::~HostAllreduce() {
   if (exchange_) exchange_->finish();
-  if (counters_ && (chosen_ || layout_->hosts.size() > 1)) {
+  if (counters_ && size() > 1 && (chosen_ || layout_->hosts.size() > 1)) {
     const SharedCounters counters(counters_.get(), size());
     window_->free_once(std::move(counters_), counters.left(), static_cast<uint64_t>(size()));
   }
@@ -56,15 +57,20 @@ int64_t HostAllreduce::pieces() const {
 
 void HostAllreduce::find_places() {
   places_.resize(static_cast<size_t>(size()));
+  const size_t bytes = SharedCounters::bytes(size());
+  if (size() == 1) {
+    counters_ = allocate(bytes);
+    std::memset(counters_.get(), 0, bytes);
+    return;
+  }
   Place& own = places_[static_cast<size_t>(rank_)];
   own.array = place_of(data_, bytes_);
-  stage_ = window_->allocate(layout_->hosts.size() == 1
+  stage_ = window_->allocate_stage(layout_->hosts.size() == 1
                                  ? StagedAllreduce::stage_bytes(bytes_, size())
                                  : HierarchicalAllreduce::stage_bytes(layout_->lanes()));
   own.stage = place_of(stage_.get(), 1);
   if (rank_ != 0) return;
-  const size_t bytes = SharedCounters::bytes(size());
-  counters_ = window_->allocate(bytes);
+  counters_ = window_->allocate_stage(bytes);
   std::memset(counters_.get(), 0, bytes);
   own.counters = place_of(counters_.get(), bytes);
 }
@@ -107,7 +113,7 @@ bool HostAllreduce::tell(Channel& channel) {
 }
 
 void HostAllreduce::choose() {
-  shared_ = SharedCounters(at(0, places_[0].counters), size());
+  shared_ = SharedCounters(size() == 1 ? counters_.get() : at(0, places_[0].counters), size());
   const bool is_direct = size() == 1 || std::all_of(places_.begin(), places_.end(),
                                                     [](auto& place) { return place.array >= 0; });
   std::vector<std::byte*> memory;

@@ -20,7 +20,7 @@ namespace ringdl {
 /// are in shared memory, otherwise through stages; between hosts, around rings.
 class HostAllreduce final : public Collective {
  public:
-  /// @param window  reaches the ranks of this host
+  /// @param window  reaches the ranks of this host; may be null if there is no other
   /// @param ranks  the transport's number of each rank
   /// @param join  over the ranks of a host
   /// @param reducer, segment_bytes, codec  between hosts
@@ -70,7 +70,7 @@ class HostAllreduce final : public Collective {
   std::optional<Bruck> places_by_messages_;
   SubChannel on_host_;
   std::shared_ptr<std::byte> stage_;
-  std::shared_ptr<std::byte> counters_;  // on the first rank of a host
+  std::shared_ptr<std::byte> counters_;  // on the first rank of a host; if alone, ordinary memory
   SharedCounters shared_;
   std::unique_ptr<Collective> chosen_;
 };

@@ -48,7 +48,7 @@ HostExchange::HostExchange(std::string name, std::shared_ptr<Window> window, std
   if (!exchange_.is_same && !exchange_.join) publish_parts();
   if (rank_ != 0) return;
   const size_t bytes = SharedCounters::bytes(size());
-  counters_ = window_->allocate(bytes);
+  counters_ = window_->allocate_stage(bytes);
   std::memset(counters_.get(), 0, bytes);
   own_.counters = static_cast<int64_t>(*window_->offset_of(counters_.get(), bytes));
 }
@@ -94,7 +94,7 @@ void HostExchange::find_stage() {
   const size_t length = (block_length(longest, 0) + 63) / 64 * 64;
   lane_bytes_ = exchange_.is_same ? 0 : length;
   stride_ = exchange_.is_same ? length : length * static_cast<size_t>(size() - 1);
-  stage_ = window_->allocate(stride_ * std::min(stage_blocks_, kPlaces));
+  stage_ = window_->allocate_stage(stride_ * std::min(stage_blocks_, kPlaces));
   own_.begin = static_cast<int64_t>(*window_->offset_of(stage_.get(), 1));
   own_.stride = static_cast<int64_t>(stride_);
   own_.lane_bytes = static_cast<int64_t>(lane_bytes_);

@@ -19,6 +19,9 @@ class SharedCounters {
   SharedCounters() = default;
   SharedCounters(std::byte* memory, int size) : memory_(memory), size_(size) {}
 
+  /// Whether this is a view of any memory.
+  explicit operator bool() const { return memory_ != nullptr; }
+
   static size_t bytes(int size) { return kLineBytes * (2 + 3 * static_cast<size_t>(size)); }
 
   /// Pieces that are reduced.

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/clock.h"
@@ -105,6 +107,7 @@ std::shared_ptr<Work> Engine::launch(Bucket& bucket) {
 }
 
 void Engine::remove_bucket(int64_t number) {
+  refuse_forked_child();
   if (closed_.load()) return;
   Lock lock = lock_for_call();
   const auto found = buckets_.find(number);

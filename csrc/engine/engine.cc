@@ -352,7 +352,7 @@ void Engine::set_window(std::shared_ptr<Window> window, std::vector<int> hosts) 
   hosts_ = std::move(hosts);
   layouts_.clear();
   if (!window_ || !shares_memory(*all_)) return;
-  slots_memory_ = window_->allocate(Slots::bytes());
+  slots_memory_ = window_->allocate_stage(Slots::bytes());
   const uint64_t offset = *window_->offset_of(slots_memory_.get(), Slots::bytes());
   std::vector<std::byte*> memory;
   for (int rank = 0; rank < size_; ++rank) memory.push_back(window_->at(rank, offset));
@@ -369,7 +369,7 @@ SharedLayout Engine::find_layout(const Group& group) {
   if (!layout) {
     std::vector<int> hosts;
     for (const int rank : group.ranks) {
-      hosts.push_back(window_ ? hosts_[static_cast<size_t>(rank)] : rank);
+      hosts.push_back(hosts_.empty() ? rank : hosts_[static_cast<size_t>(rank)]);
     }
     layout = std::make_shared<const HostLayout>(HostLayout::of(hosts, group.rank));
   }
@@ -378,7 +378,8 @@ SharedLayout Engine::find_layout(const Group& group) {
 
 std::shared_ptr<std::byte> Engine::allocate(size_t bytes) {
   refuse_forked_child();
-  return window_ ? window_->allocate(bytes) : ringdl::allocate(bytes);
+  std::shared_ptr<std::byte> memory = window_ ? window_->allocate(bytes) : nullptr;
+  return memory ? memory : ringdl::allocate(bytes);
 }
 
 bool Engine::shares_memory(const Group& group) const {

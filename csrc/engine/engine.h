@@ -113,13 +113,16 @@ class Engine final : private Diagnosis::Host {
   /// Has ranks that share memory reduce arrays there. Collective in effect; call it before anything
   /// is in flight, on all ranks or on none, with new windows, from which nothing was allocated,
   /// that reach the same ranks both ways.
-  /// @param hosts  the number of each rank's host; a window reaches the ranks of its own
+  /// @param window  reaches the ranks of this one's host; may be null if there is no other
+  /// @param hosts  the number of each rank's host; a rank that shares no memory is on one of its
+  /// own. The same on all ranks
   void set_window(std::shared_ptr<Window> window, std::vector<int> hosts);
   /// Whether all members of a group share memory.
   bool shares_memory(const Group& group) const;
   const std::shared_ptr<Window>& window() const { return window_; }
-  /// Memory that the ranks of this host see, if they share any, else ordinary; of any content.
-  /// @throws std::bad_alloc; UsageError  in a forked child: that memory is its parent's
+  /// Memory that the ranks of this host see, if they share any and there is so much of it, else
+  /// ordinary; of any content.
+  /// @throws OutOfMemory; UsageError  in a forked child: that memory is its parent's
   std::shared_ptr<std::byte> allocate(size_t bytes);
   /// The hosts of a group. Without shared memory each rank is on one of its own.
   SharedLayout layout_of(const Group& group);
@@ -331,7 +334,7 @@ class Engine final : private Diagnosis::Host {
 
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<Window> window_;
-  std::vector<int> hosts_;
+  std::vector<int> hosts_;  // by rank; empty: each rank is on one of its own
   std::unordered_map<uint64_t, SharedLayout> layouts_;  // by group
   std::shared_ptr<std::byte> slots_memory_;
   std::shared_ptr<Slots> slots_;  // null unless all ranks share memory

@@ -1,5 +1,6 @@
 #include "engine/gradient_buckets.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -33,9 +34,10 @@ GradientBuckets::GradientBuckets(std::shared_ptr<Engine> engine,
       compression_(compression),
       group_(group),
       layout_(engine_->layout_of(*group)),
-      window_(layout_->hosts.size() < group->ranks.size() ? engine_->window() : nullptr),
+      shares_(layout_->hosts.size() < group->ranks.size()),
+      window_(shares_ && layout_->local_size() > 1 ? engine_->window() : nullptr),
       storage_(std::make_shared<BucketStorage>(plan_, [this](size_t bytes) {
-        return window_ ? window_->allocate(bytes) : allocate(bytes);
+        return window_ ? engine_->allocate(bytes) : allocate(bytes);
       })) {
   if (reduction != Reduction::kSum && reduction != Reduction::kAverage) {
     throw UsageError("buckets reduce gradients by Sum or Average, not " +
@@ -46,43 +48,63 @@ GradientBuckets::GradientBuckets(std::shared_ptr<Engine> engine,
         "too many buckets were made with this communicator; make them once, not in "
         "each step, or use larger ones");
   }
-  for (size_t i = 0; i < plan_.buckets.size(); ++i) {
-    if (window_) {
-      places_.push_back(place_of(storage_->bucket(static_cast<int>(i))));
-      places_.push_back(layout_->local_rank == 0 ? place_of(new_counters()) : -1);
-    } else {
-      register_bucket(i, std::nullopt);
-    }
+  if (shares_) {
+    tell_places();
+  } else {
+    for (size_t i = 0; i < plan_.buckets.size(); ++i) register_bucket(i, std::nullopt);
   }
   begin_round();
 }
 
 int64_t GradientBuckets::place_of(const std::byte* data) const {
-  return static_cast<int64_t>(*window_->offset_of(data, 1));
+  const auto offset = window_ ? window_->offset_of(data, 1) : std::nullopt;
+  return offset ? static_cast<int64_t>(*offset) : -1;
 }
 
-// Kept for good: a rank may look at them after this one has dropped its buckets.
-std::byte* GradientBuckets::new_counters() const {
+void GradientBuckets::tell_places() {
   const size_t bytes = SharedCounters::bytes(layout_->local_size());
-  const std::shared_ptr<std::byte> memory = window_->allocate(bytes);
-  std::memset(memory.get(), 0, bytes);
-  const SharedCounters counters(memory.get(), layout_->local_size());
-  window_->free_once(memory, counters.left(), std::numeric_limits<uint64_t>::max());
-  return memory.get();
+  for (size_t i = 0; i < plan_.buckets.size(); ++i) {
+    places_.push_back(place_of(storage_->bucket(static_cast<int>(i))));
+    places_.push_back(-1);
+    if (layout_->local_rank != 0) continue;
+    own_counters_.push_back(window_ ? window_->allocate_stage(bytes) : allocate(bytes));
+    std::memset(own_counters_.back().get(), 0, bytes);
+    places_.back() = place_of(own_counters_.back().get());
+  }
 }
 
 void GradientBuckets::connect(const std::vector<std::vector<int64_t>>& places) {
+  const auto at = [&](int member, size_t place) {
+    const auto number = static_cast<size_t>(member);
+    return window_->at(group_->ranks[number], static_cast<uint64_t>(places[number][place]));
+  };
   for (size_t i = 0; i < plan_.buckets.size(); ++i) {
-    const auto at = [&](int member, size_t place) {
-      const auto number = static_cast<size_t>(member);
-      return window_->at(group_->ranks[number], static_cast<uint64_t>(places[number][place]));
-    };
+    counters_.emplace_back();
+    if (!is_reached(i, places)) {
+      register_bucket(i, std::nullopt);
+      continue;
+    }
     SharedArrays shared;
-    for (const int member : layout_->local_ranks()) shared.arrays.push_back(at(member, 2 * i));
+    if (window_) {
+      for (const int member : layout_->local_ranks()) shared.arrays.push_back(at(member, 2 * i));
+    } else {
+      shared.arrays.push_back(storage_->bucket(static_cast<int>(i)));
+    }
     shared.counters =
-        SharedCounters(at(layout_->local_ranks()[0], 2 * i + 1), layout_->local_size());
+        SharedCounters(window_ ? at(layout_->local_ranks()[0], 2 * i + 1) : own_counters_[i].get(),
+                       layout_->local_size());
+    counters_.back() = shared.counters;
     register_bucket(i, std::move(shared));
   }
+}
+
+bool GradientBuckets::is_reached(size_t number,
+                                 const std::vector<std::vector<int64_t>>& places) const {
+  return std::ranges::all_of(layout_->hosts, [&](const std::vector<int>& members) {
+    return members.size() == 1 || std::ranges::all_of(members, [&](int member) {
+             return places[static_cast<size_t>(member)][2 * number] >= 0;
+           });
+  });
 }
 
 void GradientBuckets::register_bucket(size_t number, std::optional<SharedArrays> shared) {
@@ -95,11 +117,25 @@ void GradientBuckets::register_bucket(size_t number, std::optional<SharedArrays>
                       std::move(shared));
 }
 
+// Counters go once all members of the host have left them: others may look at them after this one
+// has dropped its buckets. Those that were told of and then not used are kept for good.
 GradientBuckets::~GradientBuckets() {
   for (size_t i = 0; i < plan_.buckets.size(); ++i) {
     try {
       engine_->remove_bucket(first_number_ + static_cast<int64_t>(i));
     } catch (...) {  // a forked child, or a broken transport: nothing to give back to
+      new auto(std::move(own_counters_));
+      return;
+    }
+    if (i < counters_.size() && counters_[i]) {
+      counters_[i].left().fetch_add(1, std::memory_order_release);
+    }
+    if (i >= own_counters_.size() || !window_) continue;
+    const SharedCounters own(own_counters_[i].get(), layout_->local_size());
+    const auto all = static_cast<uint64_t>(layout_->local_size());
+    const uint64_t needed = counters_.empty() ? std::numeric_limits<uint64_t>::max() : all;
+    if (counters_.empty() || counters_[i]) {
+      window_->free_once(std::move(own_counters_[i]), own.left(), needed);
     }
   }
 }

@@ -29,8 +29,10 @@ class GradientBuckets {
   ~GradientBuckets();
 
   /// Where this rank's buckets are in its shared memory, and the counters for them of the first
-  /// member on its host: two offsets (or -1) per bucket. Empty if no members share memory.
+  /// member on its host: two offsets per bucket, -1 for what is not there. Empty, on all members,
+  /// if none of them share memory.
   const std::vector<int64_t>& places() const { return places_; }
+  /// Buckets that some member of a host with several has elsewhere go around the ring.
   /// @param places  those of all members, in their order
   void connect(const std::vector<std::vector<int64_t>>& places);
 
@@ -55,7 +57,8 @@ class GradientBuckets {
   };
 
   int64_t place_of(const std::byte* data) const;
-  std::byte* new_counters() const;
+  void tell_places();
+  bool is_reached(size_t number, const std::vector<std::vector<int64_t>>& places) const;
   void register_bucket(size_t number, std::optional<SharedArrays> shared);
   void launch(int number);
   void begin_round();
@@ -69,9 +72,12 @@ class GradientBuckets {
   const std::optional<DType> compression_;
   const SharedGroup group_;
   const SharedLayout layout_;
-  const std::shared_ptr<Window> window_;  // null: no host has several members that share memory
+  const bool shares_;                     // memory: some members do
+  const std::shared_ptr<Window> window_;  // null: this rank shares none
   const std::shared_ptr<BucketStorage> storage_;
   std::vector<int64_t> places_;
+  std::vector<std::shared_ptr<std::byte>> own_counters_;  // on the first member of a host; by bucket
+  std::vector<SharedCounters> counters_;  // by bucket, once connected; of none: it goes round
   std::mutex mutex_;
   std::vector<bool> ready_;    // by gradient
   std::vector<Round> rounds_;  // by bucket

@@ -253,7 +253,7 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
                                                      size, std::max(kDoublingBytes, segment_bytes));
         case Algorithm::kDirect:
         case Algorithm::kHierarchical:
-          if (!window || !is_possible(description.algorithm, bytes, *layout, segment_bytes)) {
+          if (!is_possible(description.algorithm, bytes, *layout, segment_bytes)) {
             throw UsageError(
                 "the direct allreduce is for ranks that all share memory, the hierarchical one for "
                 "several hosts with ranks that do, and these are neither; take the ring");

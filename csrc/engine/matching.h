@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include "engine/control.h"
 #include "engine/failure.h"
+#include "engine/use_counts.h"
 #include "engine/wire.h"
 
 namespace ringdl {
@@ -15,7 +17,9 @@ namespace ringdl {
 /// Which uses of each key this rank has submitted, and what has come for those that it has not.
 ///
 /// A use of a key is ahead, submitted, or skipped: a use that no other rank will submit (a name
-/// that was found to be wrong) is counted, so that all ranks agree on which one is next.
+/// that was found to be wrong) is counted, so that all ranks agree on which one is next. Counts are
+/// kept for good, in little room: that a rank will not use a name again is known to nobody, and if
+/// one forgot it before the others, the next use would not be the same one to them.
 class Matching {
  public:
   /// What came for a key that this rank has not submitted yet.
@@ -31,16 +35,13 @@ class Matching {
   };
 
   /// The key of the next use.
-  Key next(KeySpace space, uint64_t hash) {
-    return {space, hash, next_instances_[{space, hash, 0}]};
+  Key next(KeySpace space, uint64_t hash) const {
+    return {space, hash, counts(space).of(hash)};
   }
   /// The next use is submitted, or skipped.
-  void advance(const Key& key) { ++next_instances_[{key.space, key.hash, 0}]; }
+  void advance(const Key& key) { uses_[static_cast<size_t>(key.space)].add(key.hash); }
   /// How many uses of a key were submitted or skipped, whatever the instance.
-  uint64_t uses(const Key& key) const {
-    const auto found = next_instances_.find({key.space, key.hash, 0});
-    return found == next_instances_.end() ? 0 : found->second;
-  }
+  uint64_t uses(const Key& key) const { return counts(key.space).of(key.hash); }
   bool is_ahead(const Key& key) const { return key.instance >= uses(key); }
   bool is_next(const Key& key) const { return key.instance == uses(key); }
 
@@ -65,11 +66,13 @@ class Matching {
   std::optional<Header> find_header(uint64_t apart, uint64_t joins,
                                     const std::function<bool(const Header&)>& wanted);
 
-  size_t keys() const { return next_instances_.size(); }
+  size_t keys() const { return uses_[0].size() + uses_[1].size() + uses_[2].size(); }
   size_t parked_keys() const { return parked_.size(); }
 
  private:
-  std::unordered_map<Key, uint64_t, KeyHash> next_instances_;  // by key with instance 0
+  const UseCounts& counts(KeySpace space) const { return uses_[static_cast<size_t>(space)]; }
+
+  std::array<UseCounts, 3> uses_;  // by space
   std::unordered_map<Key, Parked, KeyHash> parked_;
 };
 

@@ -25,13 +25,12 @@ enum class Ordinary { kNone, kAll, kSome };
 
 struct Bed {
   Engine& engine;
-  Window& window;
   Ordinary ordinary;
 
   Memory allocate(size_t bytes) const {
     const bool is_shared =
         ordinary == Ordinary::kNone || (ordinary == Ordinary::kSome && engine.rank() % 3 != 0);
-    return is_shared ? window.allocate(bytes) : ringdl::allocate(bytes);
+    return is_shared ? engine.allocate(bytes) : ringdl::allocate(bytes);
   }
   Memory noise(int rank, size_t bytes) const {
     Memory memory = allocate(bytes);
@@ -169,7 +168,7 @@ void test_every_kind() {
         check::run_ranks(size, {}, {4096, delay_seed}, [&](Engine& engine) {
           const auto rank = static_cast<size_t>(engine.rank());
           engine.set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
-          const Bed bed{engine, *windows[rank], ordinary};
+          const Bed bed{engine, ordinary};
           for (const size_t bytes : {0, 1, 5000, 100'001, 1'300'003}) every_kind(bed, bytes);
           const auto stats = engine.stats();
           CHECK_EQ(stats.at("data_messages_sent"), 0.0);
@@ -196,7 +195,7 @@ void test_many_at_once() {
       std::vector<Memory> arrays(kWorks);
       std::vector<std::shared_ptr<Work>> works(kWorks);
       for (const int i : order) {
-        const Bed bed{engine, *windows[rank], i % 2 == 0 ? Ordinary::kSome : Ordinary::kAll};
+        const Bed bed{engine, i % 2 == 0 ? Ordinary::kSome : Ordinary::kAll};
         const auto n = static_cast<size_t>(i);
         arrays[n] = bed.noise(engine.rank() + i, kBytes);
         Call call{Kind::kBroadcast, DType::kUInt8, {}, i % kSize, {kBytes}, std::to_string(i)};
@@ -282,7 +281,7 @@ void test_several_hosts() {
           [&](const std::shared_ptr<Engine>& engine) {
             const auto rank = static_cast<size_t>(engine->rank());
             engine->set_window(windows[rank], hosts);
-            kinds[kind]({*engine, *windows[rank], Ordinary::kSome});
+            kinds[kind]({*engine, Ordinary::kSome});
           },
           [&](std::unique_ptr<Transport> below) {
             return std::make_unique<Metered>(std::move(below), hosts, left);
@@ -313,7 +312,7 @@ void test_disagreements() {
     check::run_ranks(4, {}, {4096, 1}, [&](Engine& engine) {
       const auto rank = static_cast<size_t>(engine.rank());
       engine.set_window(windows[rank], hosts);
-      const Memory array = windows[rank]->allocate(400'000);
+      const Memory array = engine.allocate(400'000);
       std::vector<std::byte> output(400'000);
       for (int wrong = 0; wrong < 4; ++wrong) {
         for (const Kind kind : {Kind::kBroadcast, Kind::kAllgather, Kind::kReduceScatter}) {
@@ -338,7 +337,7 @@ void test_a_rank_that_leaves() {
       const auto rank = static_cast<size_t>(engine.rank());
       engine.set_window(windows[rank], std::vector<int>(kSize, 0));
       if (engine.rank() == leaver) return;
-      const Memory array = windows[rank]->allocate(100'000);
+      const Memory array = engine.allocate(100'000);
       for (const Kind kind : {Kind::kBroadcast, Kind::kAllgather}) {
         const Call call{kind, DType::kUInt8, {}, kind == Kind::kBroadcast ? 0 : -1, {100'000}, ""};
         const auto work = engine.submit(call, array.get());

@@ -196,7 +196,7 @@ void test_hierarchical_works() {
         const std::vector<int64_t> counts = {4097, 70001, 800001, 5000};
         for (const int64_t count : counts) {
           const size_t bytes = 4 * static_cast<size_t>(count);
-          arrays.push_back(is_shared ? windows[rank]->allocate(bytes) : allocate(bytes));
+          arrays.push_back(is_shared ? engine.allocate(bytes) : allocate(bytes));
           auto* const values = reinterpret_cast<float*>(arrays.back().get());
           for (int64_t i = 0; i < count; ++i) {
             values[i] = static_cast<float>(engine.rank() + i % 1000);
@@ -294,6 +294,58 @@ void test_buckets_without_messages() {
 
 }  // namespace
 
+// What each of them needs goes once all ranks have dropped it.
+void test_buckets_made_anew() {
+  const std::vector<GradientSpec> specs = {{"a", {1000}, DType::kFloat32, {}}};
+  constexpr int kTimes = 200;
+  const auto windows = check::connected_windows(2, 8 << 20);
+  check::run_engines(2, {}, {}, [&](const std::shared_ptr<Engine>& engine) {
+    Window& window = *windows[static_cast<size_t>(engine->rank())];
+    engine->set_window(windows[static_cast<size_t>(engine->rank())], {0, 0});
+    const uint64_t before = *window.offset_of(window.allocate_stage(1).get(), 1);
+    for (int number = 0; number < kTimes; ++number) {
+      const auto buckets =
+          check::make_buckets(engine, specs, plan_buckets(specs, 1 << 20, 5000), number);
+      std::fill_n(reinterpret_cast<float*>(buckets->gradient(0)), 1000, 1.0f);
+      buckets->ready(0);
+      buckets->wait(kTimeout);
+      CHECK_EQ(*reinterpret_cast<float*>(buckets->gradient(0)), 2.0f);
+    }
+    Call barrier;
+    engine->wait(engine->submit(barrier, nullptr), kTimeout);
+    const auto last = check::make_buckets(engine, specs, plan_buckets(specs, 1 << 20, 1), kTimes);
+    const uint64_t after = *window.offset_of(window.allocate_stage(1).get(), 1);
+    CHECK(after - before < 4096);
+    CHECK_EQ(engine->stats().at("keys"), 2.0 + kTimes);
+  });
+}
+
+// A rank that has used up what it may share has its buckets elsewhere, and all go round.
+void test_buckets_without_room() {
+  const std::vector<GradientSpec> specs = {{"a", {100}, DType::kFloat32, {}},
+                                           {"b", {500000}, DType::kFloat32, {}}};
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, {0, 0, 1}, {0, 0, 1, 1}}) {
+    const auto windows = check::connected_windows(hosts, 8 << 20);
+    const int size = static_cast<int>(hosts.size());
+    check::run_engines(size, {}, {}, [&](const std::shared_ptr<Engine>& engine) {
+      engine->set_window(windows[static_cast<size_t>(engine->rank())], hosts);
+      const auto taken = engine->rank() == 1 ? engine->allocate(5 << 20) : nullptr;
+      const auto buckets = check::make_buckets(engine, specs, plan_buckets(specs, 1 << 20, 400));
+      for (int round = 1; round < 4; ++round) {
+        for (int i = 0; i < 2; ++i) {
+          std::fill_n(reinterpret_cast<float*>(buckets->gradient(i)),
+                      specs[static_cast<size_t>(i)].count(), 1.0f * round);
+          buckets->ready(i);
+        }
+        buckets->wait(kTimeout);
+        CHECK_EQ(*reinterpret_cast<float*>(buckets->gradient(0)), 1.0f * round * size);
+        CHECK_EQ(reinterpret_cast<float*>(buckets->gradient(1))[499999], 1.0f * round * size);
+      }
+      CHECK(engine->stats().at("data_messages_sent") > 0.0);
+    });
+  }
+}
+
 int main() {
   test_slots();
   test_slots_passed_over();
@@ -302,5 +354,7 @@ int main() {
   test_hierarchical_works();
   test_hierarchical_buckets();
   test_buckets_without_messages();
+  test_buckets_made_anew();
+  test_buckets_without_room();
   return check::report();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -15,17 +16,20 @@
 
 namespace ringdl::check {
 
-/// Windows for the ranks of one process, each of which reaches those of its host.
+/// Windows for the ranks of one process, each of which reaches those of its host; null where no
+/// other rank is.
 inline std::vector<std::shared_ptr<Window>> connected_windows(const std::vector<int>& hosts,
                                                               size_t bytes) {
   const int size = static_cast<int>(hosts.size());
   std::vector<std::shared_ptr<Window>> windows;
   for (int rank = 0; rank < size; ++rank) {
-    windows.push_back(std::make_shared<Window>(rank, size, bytes));
+    const auto local = std::ranges::count(hosts, hosts[static_cast<size_t>(rank)]);
+    const bool is_alone = size > 1 && local == 1;
+    windows.push_back(is_alone ? nullptr : std::make_shared<Window>(rank, size, bytes));
   }
   for (size_t a = 0; a < hosts.size(); ++a) {
     for (size_t b = 0; b < hosts.size(); ++b) {
-      if (hosts[a] != hosts[b]) continue;
+      if (hosts[a] != hosts[b] || !windows[a]) continue;
       CHECK(windows[a]->reach(static_cast<int>(b), windows[b]->address()));
     }
   }

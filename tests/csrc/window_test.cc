@@ -2,20 +2,69 @@
 
 #include "transport/host/window.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
+#include <new>
 #include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "base/buffer.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "check.h"
 #include "ranks.h"
 #include "transport/host/store_trial.h"
 
 using namespace ringdl;
+
+namespace {
+
+// What MPI libraries see: they watch the first of these, not the second.
+std::vector<std::pair<const std::byte*, const std::byte*>> removed;
+int holes_punched = 0;
+bool fails_to_allocate = false;
+
+thread_local bool allocates_slowly = false;
+
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  if (allocates_slowly) sleep_ns(kMillisecond / 5);
+  void* const memory = std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+extern "C" int madvise(void* address, size_t bytes, int advice) noexcept {
+  if (advice == MADV_REMOVE) {
+    const auto* const begin = static_cast<const std::byte*>(address);
+    removed.emplace_back(begin, begin + bytes);
+  }
+  return static_cast<int>(syscall(SYS_madvise, address, bytes, advice));
+}
+
+extern "C" int fallocate(int descriptor, int mode, off_t begin, off_t bytes) {
+  if ((mode & FALLOC_FL_PUNCH_HOLE) != 0) ++holes_punched;
+  if (fails_to_allocate) return -1;
+  return static_cast<int>(syscall(SYS_fallocate, descriptor, mode, begin, bytes));
+}
 
 namespace {
 
@@ -49,39 +98,150 @@ void test_heap() {
   CHECK(!heap.take(1, 64).has_value());
 }
 
+// To the system, by a call that MPI libraries watch: else a network adapter would go on with the
+// pages that were there before.
 void test_memory_is_given_back() {
-  const auto windows = check::connected_windows(2, 8 << 20);
+  constexpr size_t kBytes = 40 << 20;
+  const auto windows = check::connected_windows(2, 64 << 20);
   Window& window = *windows[0];
   CHECK(!window.offset_of(&window, 1).has_value());
-  std::shared_ptr<std::byte> large = window.allocate(5 << 20);
-  CHECK_EQ(reinterpret_cast<uintptr_t>(large.get()) % 64, 0u);
-  const uint64_t offset = *window.offset_of(large.get(), 5 << 20);
-  CHECK(!window.offset_of(large.get(), 8 << 20).has_value());
-  CHECK_EQ(windows[1]->at(0, offset), large.get());
-  CHECK_THROWS(window.allocate(5 << 20), std::bad_alloc, "");
-  std::memset(large.get(), 1, 5 << 20);
-  large.reset();
-  large = window.allocate(5 << 20);
-  CHECK_EQ(*window.offset_of(large.get(), 1), offset);
-  CHECK(large.get()[2 << 20] == std::byte{0});  // its pages went back to the system
+  std::shared_ptr<std::byte> array = window.allocate(kBytes);
+  CHECK_EQ(reinterpret_cast<uintptr_t>(array.get()) % 64, 0u);
+  const uint64_t offset = *window.offset_of(array.get(), kBytes);
+  CHECK(!window.offset_of(array.get(), 64 << 20).has_value());
+  CHECK_EQ(windows[1]->at(0, offset), array.get());
+  CHECK(window.allocate(kBytes) == nullptr);
+  std::memset(array.get(), 1, kBytes);
+  const std::byte* const begin = array.get();
+  removed.clear();
+  holes_punched = 0;
+  array.reset();
+  CHECK_EQ(holes_punched, 0);
+  CHECK_EQ(removed.size(), 1u);
+  CHECK(!removed.empty() && removed[0].first - begin < 4096 &&
+        begin + kBytes - removed[0].second < 4096);
+  array = window.allocate(kBytes);
+  CHECK_EQ(*window.offset_of(array.get(), 1), offset);
+  CHECK(array.get()[kBytes / 2] == std::byte{0});
 }
 
-void test_stages_are_kept_for_the_next() {
-  const auto windows = check::connected_windows(2, 8 << 20);
+// For the next of their sizes, up to a bound, and no longer than there is room without them.
+void test_arrays_are_kept_for_the_next() {
+  const auto windows = check::connected_windows(1, 64 << 20);
   Window& window = *windows[0];
-  std::shared_ptr<std::byte> stage = window.allocate(3 << 20);
-  const uint64_t offset = *window.offset_of(stage.get(), 1);
-  stage.get()[1 << 20] = std::byte{1};
-  stage.reset();
-  std::shared_ptr<std::byte> other = window.allocate(2 << 20);
-  CHECK(*window.offset_of(other.get(), 1) != offset);
-  stage = window.allocate(3 << 20);
-  CHECK_EQ(*window.offset_of(stage.get(), 1), offset);
-  CHECK(stage.get()[1 << 20] == std::byte{1});
-  stage.reset();
-  other.reset();
-  stage = window.allocate(7 << 20);  // for which there is room without them
-  CHECK(stage.get()[1 << 20] == std::byte{0});
+  std::map<size_t, uint64_t> offsets;
+  for (const size_t mib : {20, 9, 8, 6}) {  // more than is kept: the first goes
+    const auto array = window.allocate(mib << 20);
+    array.get()[4096] = std::byte{1};
+    offsets[mib] = *window.offset_of(array.get(), 1);
+  }
+  for (const size_t mib : {6, 9, 8}) {
+    const auto array = window.allocate(mib << 20);
+    CHECK_EQ(*window.offset_of(array.get(), 1), offsets[mib]);
+    CHECK(array.get()[4096] == std::byte{1});
+  }
+  const auto all = window.allocate(47 << 20);
+  CHECK(all && all.get()[4096] == std::byte{0});
+}
+
+// Buckets and arrays made anew again and again, of other sizes, take no more memory in the end.
+void test_freed_memory_is_used_again() {
+  const auto windows = check::connected_windows(1, 256 << 20);
+  Window& window = *windows[0];
+  std::mt19937_64 random(3);
+  std::vector<std::shared_ptr<std::byte>> held(20);
+  uint64_t highest = 0;
+  for (int i = 0; i < 5000; ++i) {
+    std::shared_ptr<std::byte>& one = held[random() % held.size()];
+    one.reset();
+    const size_t bytes = size_t{1} << (10 + random() % 12);
+    one = window.allocate(bytes + random() % bytes);
+    highest = std::max(highest, *window.offset_of(one.get(), 1));
+  }
+  CHECK(highest < 80u << 20);  // 20 of 4 MiB at most
+}
+
+// What a program does again and again with stages touches no new pages, whatever sizes it had
+// before, also if several are in flight, and arrays come and go beside them.
+void test_stages_are_kept() {
+  const auto windows = check::connected_windows(1, 512 << 20);
+  Window& window = *windows[0];
+  const auto array = window.allocate(100 << 20);
+  const auto round = [&] {
+    for (const size_t bytes : {512 << 10, 2 << 20, 6 << 20, 300 << 10, 100, 16 << 20}) {
+      std::vector<std::shared_ptr<std::byte>> stages;
+      for (int i = 0; i < 3; ++i) {
+        stages.push_back(window.allocate_stage(bytes + static_cast<size_t>(i) * 5000));
+        std::memset(stages.back().get(), 1, bytes);
+        const auto other = window.allocate(1 << 20);
+        std::memset(other.get(), 1, 1 << 20);
+      }
+    }
+  };
+  round();
+  rusage before{};
+  rusage after{};
+  getrusage(RUSAGE_THREAD, &before);
+  for (int i = 0; i < 10; ++i) round();
+  getrusage(RUSAGE_THREAD, &after);
+  CHECK(after.ru_minflt - before.ru_minflt < 10);  // of the heap, under sanitizers
+  CHECK_EQ(*window.offset_of(array.get(), 1), Window::kAlignment);
+}
+
+// Arrays leave room for stages; stages may take what arrays have left.
+void test_arrays_leave_room_for_stages() {
+  const auto windows = check::connected_windows(1, 8 << 20);
+  Window& window = *windows[0];
+  std::vector<std::shared_ptr<std::byte>> arrays;
+  while (auto array = window.allocate(1 << 20)) arrays.push_back(array);
+  CHECK_EQ(arrays.size(), 5u);
+  std::vector<std::shared_ptr<std::byte>> stages;
+  stages.push_back(window.allocate_stage(1 << 20));
+  stages.push_back(window.allocate_stage(1 << 20));
+  CHECK_THROWS(window.allocate_stage(1 << 20), OutOfMemory,
+               "needs 1048576 bytes more of the 8388608");
+  arrays.clear();
+  stages.push_back(window.allocate_stage(1 << 20));
+  CHECK(window.offset_of(stages.back().get(), 1 << 20).has_value());
+}
+
+// Where the system promises no more than it has, a page that cannot be had would end the process
+// once it is touched: it is asked for before.
+void test_pages_are_asked_for_before() {
+  Window window(0, 1, 8 << 20, true);
+  const auto bytes_there = [&] {
+    struct stat status{};
+    CHECK_EQ(fstat(static_cast<int>(window.address().descriptor), &status), 0);
+    return status.st_blocks * 512;
+  };
+  const int64_t before = bytes_there();
+  const auto array = window.allocate(1 << 20);
+  const auto stage = window.allocate_stage(1 << 20);
+  CHECK(bytes_there() - before >= 2 << 20);
+  fails_to_allocate = true;
+  CHECK(window.allocate(1 << 20) == nullptr);
+  CHECK_THROWS(window.allocate_stage(1 << 20), OutOfMemory, "");
+  fails_to_allocate = false;
+  for (int i = 0; i < 4; ++i) CHECK(window.allocate(4 << 20) != nullptr);
+}
+
+// A core dump would be as large as the machine's memory, and allocate all of it.
+void test_no_core_dump_holds_it() {
+  const auto windows = check::connected_windows(1, 32 << 20);
+  const std::byte* const begin = windows[0]->at(0, 0);
+  std::ifstream maps("/proc/self/smaps");
+  std::string line;
+  std::string flags;
+  for (bool is_there = false; flags.empty() && std::getline(maps, line);) {
+    uint64_t from = 0;
+    uint64_t to = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &from, &to) == 2) {
+      is_there = from <= reinterpret_cast<uintptr_t>(begin) &&
+                 reinterpret_cast<uintptr_t>(begin) < to;
+    }
+    if (is_there && line.starts_with("VmFlags:")) flags = line + " ";
+  }
+  CHECK(flags.find(" dd ") != std::string::npos);
 }
 
 void test_kept_until_counted() {
@@ -169,6 +329,34 @@ void test_forked_children_free_nothing() {
   CHECK(memory.get()[2 << 20] == std::byte{1});
 }
 
+// A thread of its parent may have held it when the child was made: here it does so most of the time.
+void test_forked_children_wait_for_no_lock() {
+  std::atomic<bool> has_ended = false;
+  std::thread thread([&] {
+    allocates_slowly = true;
+    while (!has_ended.load()) Buffer(BlockCache::kSmallestBytes);
+  });
+  bool is_hanging = false;
+  for (int i = 0; i < 20 && !is_hanging; ++i) {
+    Buffer inherited(BlockCache::kSmallestBytes);
+    sleep_ns(kMillisecond);
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(2);
+      inherited = Buffer();
+      Buffer own(BlockCache::kSmallestBytes);
+      own.data()[0] = std::byte{1};
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    is_hanging = status != 0;
+  }
+  has_ended.store(true);
+  thread.join();
+  CHECK(!is_hanging);
+}
+
 // What takes less time is taken, and something else once that takes less; a pair of blocks that
 // says otherwise changes nothing, nor does a last part of a block.
 void test_the_faster_stores_are_found() {
@@ -209,10 +397,16 @@ int main() {
   test_the_faster_stores_are_found();
   test_heap();
   test_memory_is_given_back();
-  test_stages_are_kept_for_the_next();
+  test_arrays_are_kept_for_the_next();
+  test_freed_memory_is_used_again();
+  test_stages_are_kept();
+  test_arrays_leave_room_for_stages();
+  test_pages_are_asked_for_before();
+  test_no_core_dump_holds_it();
   test_kept_until_counted();
   test_other_processes();
   test_processes_that_have_ended();
   test_forked_children_free_nothing();
+  test_forked_children_wait_for_no_lock();
   return check::report();
 }

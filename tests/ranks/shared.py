@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import time
 
 import numpy as np
@@ -44,8 +45,10 @@ def check_empty(comm: Communicator) -> None:
             comm.empty(wrong)
     with expect(ringdl.UsageError, "negative"):
         comm.empty((2, -1))
-    with expect(MemoryError):
+    with expect(MemoryError, "no 4611686018427387904 bytes", "use smaller arrays"):
         comm.empty(1 << 60)
+    with expect(MemoryError, "ask for less"):
+        comm.empty(1 << 70)
 
 
 @needs(ranks=2)
@@ -198,3 +201,42 @@ def check_memory_is_given_back(comm: Communicator) -> None:
             comm.allreduce_(shared(comm, np.ones(4 << 20, np.float32)), ringdl.Sum)
 
     expect_no_growth(comm, use, 2, 8, 4 << 20)
+
+
+@needs(ranks=2, processes=True)
+def check_no_new_pages(comm: Communicator) -> None:
+    """What was reduced before takes no pages from what is reduced now."""
+    if not shares_memory(comm):
+        return
+    sizes = [mib << 20 for mib in (1, 3, 4, 16)]
+    for byte_count in (256 << 10, *sizes):
+        comm.allreduce_(shared(comm, np.ones(byte_count // 4, np.float32)))
+        comm.allgather(np.ones(byte_count // 4, np.float32))
+        comm.allreduce_(np.ones(byte_count // 4, np.float32))
+
+    def faults(array: Array, calls: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(calls):
+            comm.allreduce_(array)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    found = []
+    for byte_count in sizes:
+        array = np.ones(byte_count // 4, np.float32)
+        faults(array, 3)
+        found.append(faults(array, 10))
+    most = comm.allreduce(np.array(found), ringdl.Max)
+    assert (most < 10).all(), f"page faults in 10 calls, by size: {most}"
+
+
+@needs(ranks=2, processes=True)
+def check_buckets_made_anew(comm: Communicator) -> None:
+    """Buckets that are dropped leave nothing behind, nor do names that are used once."""
+
+    def use(count: int) -> None:
+        for i in range(count):
+            buckets = ringdl.Buckets([("w", (10,), "float32")], communicator=comm)
+            buckets.wait()
+            comm.allreduce(np.ones(1), name=f"{count} {i}")
+
+    expect_no_growth(comm, use, 200, 1500, 400 << 10)

@@ -8,7 +8,7 @@ namespace ringdl {
 
 /// Memory that other processes of this user on this host can map. Pages exist once they are
 /// touched, so it may be as large as the machine's memory. It has no name in any file system: it
-/// goes with the last process that holds it, whatever way that ends.
+/// goes with the last process that holds it, whatever way that ends. It is no part of core dumps.
 class Segment {
  public:
   /// What another process needs in order to map it.
@@ -40,8 +40,13 @@ class Segment {
   bool is_orphaned() const;
 
   /// Gives the whole pages of a range back to the system: they read as zeros afterwards, in all
-  /// processes.
+  /// processes. Own segments only. MPI libraries hear of it in this process, so only this one may
+  /// have sent from there, or received.
   void discard(uint64_t begin, uint64_t end) const;
+
+  /// Allocates all pages of a range that are not there; whether that was possible. Where the system
+  /// promises no more memory than it has, touching one that cannot be had ends the process.
+  bool reserve(uint64_t begin, uint64_t end) const;
 
  private:
   Segment(int64_t process, int descriptor, size_t bytes, std::byte* data)

@@ -4,7 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <new>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -13,17 +14,20 @@
 namespace ringdl {
 namespace {
 
-// What is freed in pieces of this size or more goes back to the system, but for a few that are kept
-// for the next of the same size: stages are allocated and freed with each call, and touching 512
-// KiB of new pages takes longer than reducing as much.
+// Touching new pages takes longer than reducing as much. So many bytes of stages stay, as many works
+// may be in flight at once, and so many of arrays, which programs make anew in each step.
+constexpr uint64_t kKeptStageBytes = 64 << 20;
+constexpr uint64_t kKeptArrayBytes = 32 << 20;
+
+// Smaller pieces keep their pages for whatever comes there next.
 constexpr uint64_t kDiscardBytes = 64 << 10;
-constexpr uint64_t kSpareBytes = 8 << 20;
-constexpr uint64_t kLargestSpare = 4 << 20;
+
+constexpr uint64_t kPage = 4096;
 
 }  // namespace
 
-Window::Window(int rank, int size, size_t bytes)
-    : own_(std::make_shared<Own>(Segment::create(bytes), kAlignment)),
+Window::Window(int rank, int size, size_t bytes, bool reserves)
+    : own_(std::make_shared<Own>(Segment::create(bytes), reserves)),
       segments_(static_cast<size_t>(size)) {
   segments_[static_cast<size_t>(rank)] = own_->segment;
 }
@@ -44,6 +48,12 @@ size_t Window::default_bytes(int local_ranks) {
   return bytes;
 }
 
+bool Window::commits_strictly() {
+  std::ifstream setting("/proc/sys/vm/overcommit_memory");
+  char mode = '0';
+  return setting.get(mode) && mode == '2';
+}
+
 bool Window::reach(int rank, const Segment::Address& address) {
   auto& segment = segments_[static_cast<size_t>(rank)];
   if (segment == nullptr) segment = Segment::open(address);
@@ -59,55 +69,102 @@ std::optional<uint64_t> Window::offset_of(const void* data, size_t bytes) const 
 }
 
 std::shared_ptr<std::byte> Window::allocate(size_t bytes) {
-  std::optional<uint64_t> begin;
-  {
-    const std::lock_guard guard(own_->mutex);
-    begin = own_->take(bytes);
-    if (!begin) {
-      own_->drop_spare();
-      begin = own_->take(bytes);
-    }
+  return hold(own_->take_array(bytes), bytes);
+}
+
+std::shared_ptr<std::byte> Window::allocate_stage(size_t bytes) {
+  std::shared_ptr<std::byte> memory = hold(own_->take_stage(bytes), bytes);
+  if (!memory) memory = allocate(bytes);
+  if (memory) return memory;
+  throw OutOfMemory("this call needs " + std::to_string(bytes) + " bytes more of the " +
+                    std::to_string(own_->segment->size()) +
+                    " that this rank may share with the others of its host: wait for works in "
+                    "flight before submitting more, or raise the limit of file sizes (ulimit -f) "
+                    "if there is one");
+}
+
+std::shared_ptr<std::byte> Window::hold(std::optional<uint64_t> begin, size_t bytes) const {
+  if (!begin) return nullptr;
+  const Piece piece{*begin, std::max<size_t>(bytes, 1)};
+  if (own_->reserves && !own_->segment->reserve(piece.begin, piece.end())) {
+    own_->give_back(piece);
+    return nullptr;
   }
-  if (!begin) throw std::bad_alloc();
-  return {own_->segment->data() + *begin,
-          [own = own_, begin = *begin, bytes, process = getpid()](std::byte*) {
-            if (getpid() == process) own->give_back(begin, bytes);  // else it is the parent's
+  return {own_->segment->data() + piece.begin,
+          [own = own_, piece, process = getpid()](std::byte*) {
+            if (getpid() == process) own->give_back(piece);  // else it is the parent's
           }};
 }
 
-std::optional<uint64_t> Window::Own::take(size_t bytes) {
-  const auto found = std::find_if(spare.begin(), spare.end(),
-                                  [&](const Spare& piece) { return piece.bytes == bytes; });
-  if (found == spare.end()) return heap.take(bytes, kAlignment);
-  const uint64_t begin = found->begin;
-  spare.erase(found);
-  spare_bytes -= bytes;
-  return begin;
+Window::Own::Own(std::shared_ptr<Segment> its_segment, bool reserves_pages)
+    : segment(std::move(its_segment)),
+      reserves(reserves_pages),
+      kept_end(stages_begin(*segment) + kKeptStageBytes),
+      arrays(kAlignment, stages_begin(*segment)),
+      stages(stages_begin(*segment), segment->size()) {}
+
+uint64_t Window::Own::stages_begin(const Segment& segment) {
+  return segment.size() / 4 * 3 / kPage * kPage;
 }
 
-void Window::Own::give_back(uint64_t begin, size_t bytes) {
-  if (bytes >= kDiscardBytes) {
-    {
-      const std::lock_guard guard(mutex);
-      if (bytes <= kLargestSpare && spare_bytes + bytes <= kSpareBytes) {
-        spare.push_back({begin, bytes});
-        spare_bytes += bytes;
-        return;
-      }
-    }
-    segment->discard(begin, begin + bytes);
-  }
+std::optional<uint64_t> Window::Own::take_stage(size_t bytes) {
   const std::lock_guard guard(mutex);
-  heap.give_back(begin);
+  return stages.take(bytes, kAlignment);
 }
 
-void Window::Own::drop_spare() {
-  for (const Spare& piece : spare) {
-    segment->discard(piece.begin, piece.begin + piece.bytes);
-    heap.give_back(piece.begin);
+std::optional<uint64_t> Window::Own::take_array(size_t bytes) {
+  std::vector<Piece> dropped;
+  {
+    const std::lock_guard guard(mutex);
+    const auto found = std::find_if(spare.rbegin(), spare.rend(),
+                                    [bytes](const Piece& piece) { return piece.bytes == bytes; });
+    if (found != spare.rend()) {
+      const uint64_t begin = found->begin;
+      spare.erase(std::next(found).base());
+      spare_bytes -= bytes;
+      return begin;
+    }
+    if (const auto begin = arrays.take(bytes, kAlignment)) return begin;
+    dropped.assign(spare.begin(), spare.end());
+    spare.clear();
+    spare_bytes = 0;
   }
-  spare.clear();
-  spare_bytes = 0;
+  discard(dropped);
+  const std::lock_guard guard(mutex);
+  return arrays.take(bytes, kAlignment);
+}
+
+void Window::Own::give_back(Piece piece) {
+  if (is_stage(piece)) {
+    if (piece.bytes >= kDiscardBytes) {
+      segment->discard(std::max(piece.begin, kept_end), piece.end());
+    }
+    const std::lock_guard guard(mutex);
+    stages.give_back(piece.begin);
+    return;
+  }
+  std::vector<Piece> dropped;
+  {
+    const std::lock_guard guard(mutex);
+    if (piece.bytes < kDiscardBytes) {
+      arrays.give_back(piece.begin);
+      return;
+    }
+    spare.push_back(piece);
+    spare_bytes += piece.bytes;
+    while (spare_bytes > kKeptArrayBytes) {
+      dropped.push_back(spare.front());
+      spare_bytes -= spare.front().bytes;
+      spare.pop_front();
+    }
+  }
+  discard(dropped);
+}
+
+void Window::Own::discard(const std::vector<Piece>& pieces) {
+  for (const Piece& piece : pieces) segment->discard(piece.begin, piece.end());
+  const std::lock_guard guard(mutex);
+  for (const Piece& piece : pieces) arrays.give_back(piece.begin);
 }
 
 void Window::free_once(std::shared_ptr<std::byte> memory, const std::atomic<uint64_t>& counter,

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,13 +27,18 @@ class Window {
   static constexpr uint64_t kAlignment = 64;
 
   /// @param size  ranks of the transport
-  /// @param bytes  how much may be allocated
+  /// @param bytes  how much may be allocated; a quarter is for stages
+  /// @param reserves  pages are allocated before they are touched: where the system promises no
+  /// more memory than it has, touching one that cannot be had ends the process
   /// @throws Error  the system refuses
-  Window(int rank, int size, size_t bytes);
+  Window(int rank, int size, size_t bytes, bool reserves = commits_strictly());
 
   /// As much as the machine has memory, or, with very many ranks, as much as can be mapped.
   /// @throws Error  the process is limited to so little that it is of no use
   static size_t default_bytes(int local_ranks);
+
+  /// Whether the system promises no more memory than it has (vm.overcommit_memory is 2).
+  static bool commits_strictly();
 
   Segment::Address address() const { return own_->segment->address(); }
 
@@ -54,9 +60,15 @@ class Window {
   /// Where `data` is in this rank's memory; nothing if it is elsewhere, or only partly there.
   std::optional<uint64_t> offset_of(const void* data, size_t bytes) const;
 
-  /// Memory of this rank, of any content. It stays valid after the window has gone.
-  /// @throws std::bad_alloc
+  /// Memory for an array of this rank, of any content; null if there is no more of it. It stays
+  /// valid after the window has gone. What is freed of it goes back to the system, but for some
+  /// megabytes that are kept for the next arrays of their sizes.
   std::shared_ptr<std::byte> allocate(size_t bytes);
+
+  /// Memory that lives as long as a call: stages, and the counters that ranks meet by. Apart from
+  /// arrays, so arrays leave room for it, and its pages stay for the next call up to a bound.
+  /// @throws OutOfMemory
+  std::shared_ptr<std::byte> allocate_stage(size_t bytes);
 
   /// Keeps what was allocated until a counter that other ranks count up has reached a value. The
   /// counter lies in that memory.
@@ -70,23 +82,33 @@ class Window {
     uint64_t value;
   };
 
+  struct Piece {
+    uint64_t begin;
+    uint64_t bytes;
+    uint64_t end() const { return begin + bytes; }
+  };
+
   // Held by what is allocated, too.
   struct Own {
     std::shared_ptr<Segment> segment;
+    const bool reserves;
+    const uint64_t kept_end;
     std::mutex mutex;
-    Heap heap;
-    struct Spare {
-      uint64_t begin;
-      uint64_t bytes;
-    };
-    std::vector<Spare> spare;  // freed, and still there
+    Heap arrays;
+    Heap stages;              // filled from below; pages below kept_end stay when they are free
+    std::deque<Piece> spare;  // arrays that were freed, for the next of their sizes; the oldest first
     uint64_t spare_bytes = 0;
-    Own(std::shared_ptr<Segment> its_segment, uint64_t begin)
-        : segment(std::move(its_segment)), heap(begin, segment->size()) {}
-    std::optional<uint64_t> take(size_t bytes);
-    void give_back(uint64_t begin, size_t bytes);
-    void drop_spare();
+
+    Own(std::shared_ptr<Segment> its_segment, bool reserves_pages);
+    std::optional<uint64_t> take_array(size_t bytes);
+    std::optional<uint64_t> take_stage(size_t bytes);
+    void give_back(Piece piece);
+    void discard(const std::vector<Piece>& pieces);
+    bool is_stage(Piece piece) const { return piece.begin >= stages_begin(*segment); }
+    static uint64_t stages_begin(const Segment& segment);
   };
+
+  std::shared_ptr<std::byte> hold(std::optional<uint64_t> begin, size_t bytes) const;
 
   const std::shared_ptr<Own> own_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by rank; null: not reached
