@@ -77,11 +77,17 @@ Average = Reduction.Average
 Min = Reduction.Min
 Max = Reduction.Max
 Product = Reduction.Product
+BitAnd = Reduction.BitAnd
+BitOr = Reduction.BitOr
+BitXor = Reduction.BitXor
 
 __all__ = [
     "Adasum",
     "AdasumOp",
     "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Buckets",
     "Communicator",
     "CustomOp",

@@ -151,6 +151,10 @@ def _set_up(
     if agreed.timeline is not None:
         _timeline.start(communicator, agreed.timeline)
     engine.forget_submitters()
+    if no_memory is not None:
+        import warnings
+
+        warnings.warn(no_memory, RuntimeWarning, stacklevel=4)
     return communicator
 
 
@@ -162,10 +166,6 @@ def _register_hooks(hosts: _mpi.Hosts) -> None:
     if len(hosts.numbers) > 1 and not _hooked:
         _hooked = True
         _warn_of_threads(hosts)
-    if no_memory is not None:
-        import warnings
-
-        warnings.warn(no_memory, RuntimeWarning, stacklevel=3)
     atexit.unregister(_shutdown_at_exit)
     atexit.register(_shutdown_at_exit)  # the last registered is the first to be called
 

@@ -74,26 +74,30 @@ def gather(own: Sequence[Check]) -> list[Check]:
         *_doctor.merge(found),
         check_ranks(
             communicator._hosts(),
-            shares_memory=communicator._shared.shares_memory,
+            hosts,
             has_threads=communicator._shared.mpi is None or _mpi.has_thread_multiple(),
         ),
         _doctor.describe_tuning(communicator.tuning, hosts, algorithm and algorithm.name),
     ]
 
 
-def check_ranks(hosts: Sequence[int], *, shares_memory: bool, has_threads: bool) -> Check:
+def check_ranks(hosts: Sequence[int], memory_hosts: Sequence[int], *, has_threads: bool) -> Check:
     """What ranks that have found each other can do.
 
     Args:
         hosts: the number of each rank's host.
-        shares_memory: whether the ranks of a host do.
+        memory_hosts: the same, where ranks that share no memory are on hosts of their own.
         has_threads: whether MPI gives THREAD_MULTIPLE.
     """
     count = len(set(hosts))
     where = "one host" if count == 1 else f"{count} hosts ({_tuning.topology(hosts)})"
     text = f"{len(hosts)} on {where} have found each other"
     if count < len(hosts):
-        text += f"; those of a host {'share memory' if shares_memory else 'exchange messages'}"
+        sharing = {count: "share memory", len(hosts): "exchange messages"}
+        how = sharing.get(
+            len(set(memory_hosts)), "share memory, but on some hosts exchange messages"
+        )
+        text += f"; those of a host {how}"
     if not has_threads:
         text += "; without THREAD_MULTIPLE, so no progress in the background"
     return Check("ranks", "ok" if has_threads else "note", text)

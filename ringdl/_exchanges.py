@@ -236,13 +236,31 @@ class Exchanges(Base):
         return self._send(x, dest, name, is_async=True)
 
     def recv_(
-        self, x: AnyArray, source: int, name: str | None = None, timeout: float | None = None
+        self,
+        x: AnyArray,
+        source: int | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
     ) -> AnyArray:
-        """Receive what another rank sends by `send`, into `x`; returns `x`. Errors as there."""
+        """Receive what another rank sends by `send`, into `x`; returns `x`. Errors as there.
+
+        Args:
+            x: what the message goes to.
+            source: the rank that sends. Without one, any rank that has sent a message of this name
+                which no `recv_` has claimed: ranks in turn, a rank's messages in the order in which
+                it sent them. What names a rank claims its next message at once.
+            name: what the message is matched by; the number is that of the two ranks' messages.
+            timeout: seconds until StallError.
+        """
         return self._recv(x, source, name, is_async=False).wait(timeout)
 
-    def recv_async_(self, x: AnyArray, source: int, name: str | None = None) -> Work[AnyArray]:
-        """Like `recv_`, but return at once. `x` is off limits until the work has ended."""
+    def recv_async_(
+        self, x: AnyArray, source: int | None = None, name: str | None = None
+    ) -> Work[AnyArray]:
+        """Like `recv_`, but return at once. `x` is off limits until the work has ended.
+
+        `Work.source` then says which rank has sent it.
+        """
         return self._recv(x, source, name, is_async=True)
 
     def barrier(self, name: str | None = None, timeout: float | None = None) -> None:
@@ -358,22 +376,28 @@ class Exchanges(Base):
             raise
 
     def _recv(
-        self, x: AnyArray, source: int, name: str | None, *, is_async: bool
+        self, x: AnyArray, source: int | None, name: str | None, *, is_async: bool
     ) -> Work[AnyArray]:
-        pair = self._engine.pair(_rank_number(source, "source"), self.rank, self._group)
+        from_any = source is None
+        number = None if source is None else _rank_number(source, "source")
+        pair = None if number is None else self._engine.pair(number, self.rank, self._group)
         try:
             target = _arrays.operand(x, written=True)
-            return self._submit(
+            work = self._submit(
                 Kind.message,
                 target,
                 name,
                 lambda _: target.write_back(),
                 group=pair,
+                from_any=from_any,
                 is_async=is_async,
             )
         except Exception as error:
-            self._refuse(error, Kind.message, name, group=pair)
+            if pair is not None:  # else no rank has been told of a receive, nor has to be
+                self._refuse(error, Kind.message, name, group=pair)
             raise
+        work._source = number
+        return work
 
 
 def _rank_number(rank: Any, what: str) -> int:

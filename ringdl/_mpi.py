@@ -211,6 +211,9 @@ def allreduce(comm: Any, operand: Operand, op: Reduction) -> None:
         Reduction.Min: MPI.MIN,
         Reduction.Max: MPI.MAX,
         Reduction.Product: MPI.PROD,
+        Reduction.BitAnd: MPI.BAND,
+        Reduction.BitOr: MPI.BOR,
+        Reduction.BitXor: MPI.BXOR,
     }
     for begin in range(0, flat.size, _MPI_COUNT):
         part = flat[begin : begin + _MPI_COUNT]

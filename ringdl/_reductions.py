@@ -45,9 +45,10 @@ class Reductions(Base):
 
         Args:
             x: a NumPy array or torch CPU tensor of any shape; same shape and dtype on all ranks.
-            op: Average (default), Sum, Min, Max or Product. Integers wrap, and their average
-                truncates towards zero. bool: sum and max are "or", the others "and". Min and max
-                propagate NaN. Or `Adasum`, or what `custom_op` returns.
+            op: Average (default), Sum, Min, Max or Product; BitAnd, BitOr or BitXor of integers
+                and bool. Integers wrap, and their average truncates towards zero. bool: sum and max
+                are "or", product, min and average "and". Min and max propagate NaN. Or `Adasum`, or
+                what `custom_op` returns.
             name: what the call is matched by; by default its number among unnamed allreduces.
             timeout: seconds until StallError.
             algorithm: "direct" (ranks that share memory), "hierarchical" (several hosts with such
@@ -382,7 +383,7 @@ def _operation(op: Op, operand: _arrays.Operand) -> dict[str, Any]:
         return {"reduction": op}
     if not hasattr(op, "operation"):
         raise UsageError(
-            f"op is {op!r}; take ringdl.Average, Sum, Min, Max, Product, Adasum, or what "
-            "ringdl.custom_op returns"
+            f"op is {op!r}; take ringdl.Average, Sum, Min, Max, Product, BitAnd, BitOr, BitXor, "
+            "Adasum, or what ringdl.custom_op returns"
         )
     return {"operation": op.operation(_arrays.dtype_of(operand))}

@@ -50,7 +50,7 @@ class Work(_Waitable[Result]):
     must be neither read nor written.
     """
 
-    __slots__ = ("_engine", "_timeout", "_work")
+    __slots__ = ("_engine", "_source", "_timeout", "_work")
 
     def __init__(
         self,
@@ -63,6 +63,14 @@ class Work(_Waitable[Result]):
         self._engine = engine
         self._work = work
         self._timeout = timeout
+        self._source: int | None = None
+
+    @property
+    def source(self) -> int | None:
+        """Of a receive, the rank that has sent the message; None until that is known."""
+        if self._source is None and self._work.sender >= 0:
+            self._source = self._work.sender
+        return self._source
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not. Never blocks."""

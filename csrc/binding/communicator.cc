@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "binding/binding.h"
 #include "transport/host/window.h"
@@ -39,8 +40,9 @@ std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array>
                              const std::string& name, SharedGroup group,
                              std::optional<Algorithm> algorithm, nb::handle operation,
                              std::vector<int64_t> splits, std::optional<Array> output,
-                             std::optional<DType> compression) {
+                             std::optional<DType> compression, bool from_any) {
   Call call;
+  call.from_any = from_any;
   call.kind = kind;
   call.reduction = reduction;
   call.root = root;
@@ -132,6 +134,7 @@ void bind_communicator(nb::module_& module) {
   nb::class_<Work>(module, "Work")
       .def_prop_ro("ended", &Work::ended)
       .def_prop_ro("label", [](const Work& work) { return work.label(); })
+      .def_prop_ro("sender", [](const Work& work) { return work.sender.load(); })
       .def("take_gathered", &take_gathered);
 
   nb::class_<Group>(module, "Group")
@@ -159,7 +162,8 @@ void bind_communicator(nb::module_& module) {
            nb::arg("reduction") = Reduction::kSum, nb::arg("root") = -1, nb::arg("name") = "",
            nb::arg("group").none() = nb::none(), nb::arg("algorithm").none() = nb::none(),
            nb::arg("operation").none() = nb::none(), nb::arg("splits") = std::vector<int64_t>{},
-           nb::arg("output").none() = nb::none(), nb::arg("compression").none() = nb::none())
+           nb::arg("output").none() = nb::none(), nb::arg("compression").none() = nb::none(),
+           nb::arg("from_any") = false)
       .def("allreduce_now", &allreduce_now, nb::arg("x").none(), nb::arg("op").none())
       .def(
           "refuse",
@@ -204,6 +208,28 @@ void bind_communicator(nb::module_& module) {
             self.let_go_of_ended();
           },
           nb::arg("work"), nb::arg("timeout"), nb::arg("for_good"))
+      .def(
+          "wait_any",
+          [](Communicator& self, const std::vector<std::shared_ptr<Work>>& works,
+             const std::vector<double>& elapsed, const std::vector<double>& timeouts,
+             uint64_t seen) -> std::optional<std::tuple<size_t, std::string>> {
+            std::vector<Engine::Awaited> awaited;
+            const int64_t now = now_ns();
+            for (size_t i = 0; i < works.size(); ++i) {
+              awaited.push_back({works[i], now - to_ns(elapsed[i]), to_ns(timeouts[i])});
+            }
+            std::optional<Engine::Stalled> stalled;
+            {
+              const nb::gil_scoped_release release;
+              stalled = self.engine->wait_any(awaited, seen);
+            }
+            self.let_go_of_ended();
+            if (!stalled) return std::nullopt;
+            return std::make_tuple(stalled->index, stalled->why);
+          },
+          nb::arg("works"), nb::arg("elapsed"), nb::arg("timeouts"), nb::arg("seen"))
+      .def_prop_ro("news", [](const Communicator& self) { return self.engine->news(); })
+      .def("tell_news", [](Communicator& self) { self.engine->tell_news(); })
       .def(
           "join",
           [](Communicator& self, double timeout) {

@@ -88,7 +88,10 @@ NB_MODULE(_engine, module) {
       .value("Average", Reduction::kAverage)
       .value("Min", Reduction::kMin)
       .value("Max", Reduction::kMax)
-      .value("Product", Reduction::kProduct);
+      .value("Product", Reduction::kProduct)
+      .value("BitAnd", Reduction::kBitAnd)
+      .value("BitOr", Reduction::kBitOr)
+      .value("BitXor", Reduction::kBitXor);
 
   nb::enum_<Kind>(module, "Kind")
       .value("allreduce", Kind::kAllreduce)

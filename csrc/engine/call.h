@@ -36,6 +36,8 @@ struct Call {
   std::vector<int64_t> splits = {};
   /// Where a reducescatter puts this rank's rows: the caller's, as `data` of Engine::submit().
   void* output = nullptr;
+  /// Of a message: to this rank, from whichever other member of the group has sent one.
+  bool from_any = false;
 };
 
 /// The first dimension.

@@ -82,6 +82,7 @@ void Engine::give_up() noexcept try {
     const std::shared_ptr<Work> work = in_flight_.begin()->second;
     fail(work, {"the communicator was destroyed while " + work->label() + " was in flight"});
   }
+  any_receives_.clear();
   for (const auto& drain : drains_) {
     if (drain->receive) transport_->withdraw(*drain->receive);
   }
@@ -185,6 +186,7 @@ std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
                      " works are in flight on this rank; wait for some before submitting more");
   }
   note_submitter();
+  if (call.from_any) return receive_from_any(call, data);
   const Description description = header_of(call, *find_layout(call.group ? *call.group : *all_));
   std::shared_ptr<Buffer> stand_in;  // see row_bytes()
   if (has_uneven_rows(call.kind) && bytes_of(call) > 0 && description.count == 0) {
@@ -226,8 +228,8 @@ std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data,
   const Key key = key_of(call, *all_);
   const size_t bytes = bytes_of(call);
   const bool is_small = bytes <= Slots::kPayloadBytes;
-  const bool is_here =
-      has_slots() && (is_small || choose(bytes, *find_layout(*all_)) == Algorithm::kDirect);
+  const bool is_here = has_slots() && has_reduction(call.dtype, call.reduction) &&
+                       (is_small || choose(bytes, *find_layout(*all_)) == Algorithm::kDirect);
   if (!is_here || (before && !before->ended()) || matching_.is_known_to_fail(key)) {
     lock.unlock();
     before_waiting();

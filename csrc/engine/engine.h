@@ -102,6 +102,24 @@ class Engine final : private Diagnosis::Host {
   void wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
             const std::function<void()>& interrupted = {}, bool for_good = true);
 
+  /// A work that a thread waits for among others.
+  struct Awaited {
+    std::shared_ptr<Work> work;
+    int64_t begin_ns;  // of the wait for it
+    int64_t timeout_ns;
+  };
+  struct Stalled {
+    size_t index;
+    std::string why;
+  };
+  /// Waits until one of these works has ended, there is news, or the time of one is over: which,
+  /// and what StallError would say of it.
+  /// @param seen  returns once news() is another number
+  std::optional<Stalled> wait_any(const std::vector<Awaited>& awaited, uint64_t seen);
+  /// How often tell_news() was called, which has wait_any() return.
+  uint64_t news() const { return news_.load(); }
+  void tell_news() { ++news_; }
+
   /// Waits for some milliseconds at most, in which nobody looks whether something is wrong.
   /// @returns whether the work has ended well
   bool wait_briefly(const std::shared_ptr<Work>& work);
@@ -243,6 +261,15 @@ class Engine final : private Diagnosis::Host {
     std::vector<ControlMessage> queries;  // of the diagnosis, to be answered later
   };
 
+  // A receive that names no rank.
+  struct AnyReceive {
+    std::shared_ptr<Work> work;  // what the caller waits for
+    Call call;
+    void* data;
+    std::vector<SharedGroup> pairs;  // with each member; null for this rank
+    std::shared_ptr<Work> message;   // once one has come
+  };
+
   using Lock = std::unique_lock<std::mutex>;
 
   // MPI libraries take one message per look, or show it only at the next one: so many looks without
@@ -298,6 +325,7 @@ class Engine final : private Diagnosis::Host {
   void watch_over(int64_t now);
   std::string dump() const;
   void progress_in_background();
+  std::string look_at_wait(Watch& watch, const Awaited& awaited, int64_t now) const;
   void progress_until(Lock& lock, const std::function<void()>& interrupted,
                       const std::function<bool()>& done, const std::function<void(int64_t)>& look);
   bool keyed_work_is_leaving() const;
@@ -317,6 +345,12 @@ class Engine final : private Diagnosis::Host {
   void fail_everywhere(const Work& work, const Failure& why);
   void tell_failure(int to, MessageType type, const Key& key, const Failure& why);
   void check_previous_left(const std::shared_ptr<Work>& work);
+
+  std::shared_ptr<Work> receive_from_any(const Call& call, void* data);
+  int step_any_receives();
+  bool find_message(AnyReceive& any);
+  void fail_if_all_have_left(const Work& work);
+  bool answers_later() const;
 
   std::shared_ptr<Work> launch(Bucket& bucket);
   void begin_join();
@@ -358,6 +392,11 @@ class Engine final : private Diagnosis::Host {
   std::vector<std::shared_ptr<Work>> polled_;   // things happen to them without messages
   std::vector<std::shared_ptr<Work>> leaving_;  // ended, but messages of theirs have not
   std::vector<std::unique_ptr<Drain>> drains_;
+  std::deque<AnyReceive> any_receives_;
+  bool are_headers_new_ = false;  // some were parked since the receives looked last
+  bool is_in_any_receives_ = false;
+  int last_sender_ = -1;                 // the member that was received from last by one of them
+  std::vector<ControlMessage> queries_;  // of the diagnosis, to be answered later
   std::map<int64_t, Bucket> buckets_;
   std::vector<uint64_t> ended_;
   std::unique_ptr<Departures> departures_;
@@ -387,6 +426,7 @@ class Engine final : private Diagnosis::Host {
   int64_t next_poll_ns_ = 0;  // of a caller that awaits no message
   int64_t wait_ns_ = 0;
   std::atomic<bool> closed_ = false;
+  std::atomic<uint64_t> news_ = 0;
 
   std::condition_variable wake_;
   bool awake_ = false;

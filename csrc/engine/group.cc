@@ -80,6 +80,14 @@ SharedGroup group_of_pair(int from, int to, const Group& group) {
   return pair;
 }
 
+SharedGroup group_of_receiver(const Group& group) {
+  auto members = std::make_shared<Group>(group);
+  const int receiver = group.ranks[static_cast<size_t>(group.rank)];
+  members->id = hash_of_numbers({receiver}, ~group.id);
+  members->text = " from any rank to rank " + std::to_string(receiver);
+  return members;
+}
+
 std::string ranks_text(const std::vector<int>& ranks) {
   if (ranks.size() == 1) return "rank " + std::to_string(ranks[0]);
   std::string text = "ranks ";

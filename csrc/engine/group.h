@@ -37,6 +37,9 @@ SharedGroup group_of(std::vector<int> ranks, int rank, int size, uint64_t salt);
 /// @throws UsageError  a rank that does not exist, or both are the same
 SharedGroup group_of_pair(int from, int to, const Group& group);
 
+/// The members of a group, for a receive of this rank's that names no sender.
+SharedGroup group_of_receiver(const Group& group);
+
 /// "rank 3", "ranks 1, 2 and 5", "ranks 0 to 6".
 std::string ranks_text(const std::vector<int>& ranks);
 

@@ -217,7 +217,7 @@ void Engine::on_joined(int from, uint64_t meeting) {
     if (bucket.running && !bucket.running->ended()) tell_joined_ranks(*bucket.running);
   }
   for (const auto& [key, work] : in_flight_) {
-    if (work->keyed_channel) work->keyed_channel->announce(false);
+    if (work->keyed_channel && !work->names_no_sender) work->keyed_channel->announce(false);
   }
 }
 

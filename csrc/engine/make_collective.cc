@@ -56,6 +56,13 @@ void refuse_compression(const Call& call) {
       "leave it out");
 }
 
+void refuse_bits_of_floats(const Call& call) {
+  if (call.operation.kernel != nullptr || has_reduction(call.dtype, call.reduction)) return;
+  throw UsageError("a " + std::string(name_of(call.reduction)) +
+                   " is for integers and bool, not for " + std::string(name_of(call.dtype)) +
+                   "; view the array as integers, or take another reduction");
+}
+
 // The bytes for each rank; `splits` are its rows.
 std::vector<int64_t> split_bytes(const Call& call, int size) {
   const std::string kind(name_of(call.kind));
@@ -239,6 +246,7 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
     throw UsageError(std::string(name_of(call.kind)) + ": root " + std::to_string(call.root) +
                      " is not a rank; ranks are 0 to " + std::to_string(size - 1));
   }
+  refuse_bits_of_floats(call);
   if (call.compression) refuse_compression(call);
   if (window && layout->hosts.size() == 1 && is_exchanged_in_memory(call.kind, bytes, size)) {
     return make_host_exchange(call, array, group, window, *layout);

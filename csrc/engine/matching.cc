@@ -1,5 +1,6 @@
 #include "engine/matching.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ringdl {
@@ -11,6 +12,16 @@ void Matching::park(const ControlMessage& message) {
                              message.head,
                              message.description,
                              {message.payload, message.payload + message.head.payload_bytes}});
+}
+
+bool Matching::has_header(const Key& key) const {
+  const auto found = parked_.find(key);
+  if (found == parked_.end()) return false;
+  const Parked& parked = found->second;
+  return parked.failure || std::any_of(parked.messages.begin(), parked.messages.end(),
+                                       [](const Parked::Message& message) {
+                                         return message.head.type == MessageType::kSubmit;
+                                       });
 }
 
 Matching::Parked Matching::take(const Key& key) {

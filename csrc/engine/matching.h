@@ -51,6 +51,8 @@ class Matching {
     const auto found = parked_.empty() ? parked_.end() : parked_.find(key);
     return found != parked_.end() && found->second.failure;
   }
+  /// Whether another rank has submitted a key that this rank has not.
+  bool has_header(const Key& key) const;
   /// What has come for a key; nothing is kept.
   Parked take(const Key& key);
 

@@ -35,6 +35,7 @@ void Engine::handle(const ControlMessage& message) {
         apply(*work, message.from, head, message.description, message.payload);
       } else if (matching_.is_ahead(head.key)) {
         matching_.park(message);
+        are_headers_new_ = true;
       } else if (head.type == MessageType::kGrant) {  // for a work that has failed here
         MessageHead close;
         close.type = MessageType::kClose;
@@ -58,6 +59,8 @@ void Engine::handle(const ControlMessage& message) {
     case MessageType::kCount:
       if (joining_) {
         joining_->queries.push_back({message.from, head, message.description, nullptr});
+      } else if (answers_later()) {
+        queries_.push_back({message.from, head, message.description, nullptr});
       } else {
         answer_query(message);
       }
@@ -95,7 +98,8 @@ void Engine::on_left(const std::vector<int>& ranks) {
   std::vector<std::shared_ptr<Work>> works;
   for (const auto& [key, work] : in_flight_) {
     const int previous = previous_in(*work->group);
-    if (std::find(ranks.begin(), ranks.end(), previous) != ranks.end()) works.push_back(work);
+    const bool is_awaited = std::find(ranks.begin(), ranks.end(), previous) != ranks.end();
+    if (work->names_no_sender || is_awaited) works.push_back(work);
   }
   for (const auto& work : works) check_previous_left(work);
   diagnosis_->on_left(ranks);
@@ -189,7 +193,7 @@ void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
   transport_->expect_stray_messages();  // on a bucket's tags, to a rank that never launched it
   if (const auto found = in_flight_.find(key); found != in_flight_.end()) {
     const std::shared_ptr<Work> work = found->second;
-    fail(work, why);
+    if (work->sender < 0) fail(work, why);  // else its message writes to the buffer
   } else if (!matching_.is_ahead(key)) {
     return;  // another rank told the same before
   } else if (key.space == KeySpace::kBucket) {
@@ -226,6 +230,7 @@ void Engine::fail_for_left(const Key& key, int left_rank) {
   const auto found = in_flight_.find(key);
   if (found == in_flight_.end()) return;
   const std::shared_ptr<Work> work = found->second;
+  if (work->names_no_sender) return fail_if_all_have_left(*work);
   fail_everywhere(*work,
                   {"rank " + std::to_string(left_rank) + " has shut down without submitting " +
                        work->label() + ", for which rank " + std::to_string(rank_) +

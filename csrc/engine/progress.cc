@@ -39,11 +39,20 @@ int Engine::progress() {
   const int messages = transport_->poll();
   quiet_polls_ = messages > 0 ? 0 : std::min(quiet_polls_ + 1, kQuietPolls);
   const int answered = joining_ ? answer_calls() : 0;
-  return messages + answered + settle();
+  const int moved = settle() + step_any_receives();
+  if (!queries_.empty() && !answers_later()) {
+    for (const auto& query : std::exchange(queries_, {})) diagnosis_->on_query(query);
+  }
+  return messages + answered + moved;
 }
 
+// Who asks concludes from what is missing, and where a message is awaited from any rank, its header
+// may come after the question.
+bool Engine::answers_later() const { return !any_receives_.empty() && quiet_polls_ < kQuietPolls; }
+
 void Engine::watch_over(int64_t now) {
-  const bool may_know_of_calls = !joining_ || quiet_polls_ >= kQuietPolls;  // as in answer_calls()
+  const bool may_know_of_calls =  // as in answer_calls()
+      (!joining_ || quiet_polls_ >= kQuietPolls) && !answers_later();
   if (rank_ == 0 && may_know_of_calls) diagnosis_->look_for_the_stuck(now);
   diagnosis_->look_at_counts(now);
   departures_->look(now);

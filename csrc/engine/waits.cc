@@ -136,22 +136,27 @@ void Engine::look_at_peers(int64_t now) {
   }
 }
 
+// What StallError says if the time is over; else nothing.
+std::string Engine::look_at_wait(Watch& watch, const Awaited& awaited, int64_t now) const {
+  const Work& work = *awaited.work;
+  const int64_t deadline = awaited.begin_ns + awaited.timeout_ns;
+  if (now - awaited.begin_ns >= kDiagnoseAfterNs) watch.watch(&work, now);
+  if (now >= deadline - count_within(awaited.timeout_ns)) watch.ask_all(work, deadline - now, now);
+  if (now < deadline || work.ended()) return {};
+  return work.label() + " did not end within " + seconds_text(awaited.timeout_ns) + " on rank " +
+         std::to_string(rank_) + ": " + watch.answers(now) + " (" + work.collective->describe() +
+         "). It stays in flight: do not call again but wait for the same work, or end the job";
+}
+
 void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
                   const std::function<void()>& interrupted, bool for_good) {
   if (!work->ended()) {
     Lock lock = lock_for_call();
     const int64_t begin = now_ns();
-    const int64_t deadline = begin + timeout_ns;
-    const int64_t ask_at = deadline - count_within(timeout_ns);
     Watch watch(*this, lock, for_good);
     const auto look = [&](int64_t now) {
-      if (now - begin >= kDiagnoseAfterNs) watch.watch(work.get(), now);
-      if (now >= ask_at) watch.ask_all(*work, deadline - now, now);
-      if (now < deadline || work->ended()) return;
-      throw StallError(
-          work->label() + " did not end within " + seconds_text(timeout_ns) + " on rank " +
-          std::to_string(rank_) + ": " + watch.answers(now) + " (" + work->collective->describe() +
-          "). It stays in flight: do not call again but wait for the same work, or end the job");
+      const std::string why = look_at_wait(watch, {work, begin, timeout_ns}, now);
+      if (!why.empty()) throw StallError(why);
     };
     const auto count_time = [&] {
       const int64_t end = now_ns();
@@ -169,6 +174,27 @@ void Engine::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
   if (work->state.load(std::memory_order_acquire) == Work::State::kFailed) {
     work->failure.raise();
   }
+}
+
+std::optional<Engine::Stalled> Engine::wait_any(const std::vector<Awaited>& awaited,
+                                                uint64_t seen) {
+  Lock lock = lock_for_call();
+  std::deque<Watch> watches;
+  for (size_t i = 0; i < awaited.size(); ++i) watches.emplace_back(*this, lock, false);
+  std::optional<Stalled> stalled;
+  const auto done = [&] {
+    return stalled || news() != seen ||
+           std::any_of(awaited.begin(), awaited.end(),
+                       [](const Awaited& one) { return one.work->ended(); });
+  };
+  const auto look = [&](int64_t now) {
+    for (size_t i = 0; i < awaited.size() && !stalled; ++i) {
+      std::string why = look_at_wait(watches[i], awaited[i], now);
+      if (!why.empty()) stalled = Stalled{i, std::move(why)};
+    }
+  };
+  progress_until(lock, {}, done, look);
+  return stalled;
 }
 
 bool Engine::wait_briefly(const std::shared_ptr<Work>& work) {

@@ -34,7 +34,9 @@ class Work {
   const Key key;
   const Description description;
   const SharedGroup group;
-  int64_t begin_ns = 0;  // when it was submitted
+  int64_t begin_ns = 0;          // when it was submitted
+  bool names_no_sender = false;  // a receive from any rank, see any_source.cc
+  std::atomic<int> sender = -1;  // once known, the member that it comes from
   std::atomic<State> state = State::kRunning;
   Failure failure;  // of kFailed
   /// It has ended and its messages have left: nothing reads or writes its buffer any more. Any

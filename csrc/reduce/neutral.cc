@@ -23,6 +23,8 @@ T neutral_integer(Reduction reduction) {
       return std::numeric_limits<T>::min();
     case Reduction::kProduct:
       return 1;
+    case Reduction::kBitAnd:
+      return static_cast<T>(-1);
     default:
       return 0;
   }
@@ -57,9 +59,17 @@ uint16_t neutral_half(Reduction reduction, uint16_t infinity, uint16_t one) {
   }
 }
 
-// Sum and max are or, all others and.
+// Sum and max are or, product, min and average are and.
 uint8_t neutral_bool(Reduction reduction) {
-  return reduction == Reduction::kSum || reduction == Reduction::kMax ? 0 : 1;
+  switch (reduction) {
+    case Reduction::kSum:
+    case Reduction::kMax:
+    case Reduction::kBitOr:
+    case Reduction::kBitXor:
+      return 0;
+    default:
+      return 1;
+  }
 }
 
 }  // namespace

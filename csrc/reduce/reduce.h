@@ -9,12 +9,27 @@
 namespace ringdl {
 
 /// How elements of several ranks become one. The values travel in headers, so they never change.
-enum class Reduction : uint8_t { kSum = 0, kAverage = 1, kMin = 2, kMax = 3, kProduct = 4 };
-inline constexpr int kReductionCount = 5;
+enum class Reduction : uint8_t {
+  kSum = 0,
+  kAverage = 1,
+  kMin = 2,
+  kMax = 3,
+  kProduct = 4,
+  kBitAnd = 5,
+  kBitOr = 6,
+  kBitXor = 7,
+};
+inline constexpr int kReductionCount = 8;
 
 constexpr std::string_view name_of(Reduction reduction) {
-  constexpr std::string_view names[kReductionCount] = {"sum", "average", "min", "max", "product"};
+  constexpr std::string_view names[kReductionCount] = {
+      "sum", "average", "min", "max", "product", "bitwise and", "bitwise or", "bitwise xor"};
   return names[static_cast<int>(reduction)];
+}
+
+/// Whether a dtype can be reduced so: all but the bits of floats.
+constexpr bool has_reduction(DType dtype, Reduction reduction) {
+  return reduction < Reduction::kBitAnd || !is_floating(dtype);
 }
 
 /// What several steps take in all but the last one in place of a reduction: averages divide once.
@@ -32,9 +47,10 @@ std::string_view name_of(SimdLevel level);
 
 /// into[i] = into[i] ∘ from[i] for `count` elements. The arrays do not overlap; any alignment that
 /// the dtype itself needs will do. 16-bit floats are combined in fp32 and rounded to nearest even;
-/// integers wrap; bool: any byte but 0 is true, sum and max are or, product and min are and. Min
-/// and max propagate NaN and put -0 below +0. A NaN that results is always the positive quiet one
-/// without payload. Expects the calling thread to round to nearest and not to flush subnormals.
+/// integers wrap; bool: any byte but 0 is true, sum and max are or, product and min are and, and
+/// results are 0 or 1. Min and max propagate NaN and put -0 below +0. A NaN that results is always
+/// the positive quiet one without payload. Expects the calling thread to round to nearest and not
+/// to flush subnormals.
 using CombineKernel = void (*)(void* into, const void* from, size_t count);
 
 /// into[i] = (into[i] ∘ from[i]) / divisor, where only the average divides: floats are divided and

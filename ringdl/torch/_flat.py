@@ -15,13 +15,17 @@ Finish = Callable[[], None]
 def flattened(
     tensors: Sequence[torch.Tensor], op: ringdl.Reduction
 ) -> tuple[list[torch.Tensor], Finish]:
-    """Contiguous real tensors to reduce in place of these, and what writes results back."""
+    """Contiguous real tensors to reduce in place of these, and what writes results back.
+
+    Raises:
+        UsageError: what they are has no such reduction.
+    """
     flat, finishes = [], []
     for tensor in tensors:
         if tensor.layout != torch.strided:
             raise ringdl.UsageError(
-                "sparse tensors cannot be reduced by the backend; use dense gradients, or "
-                "ringdl.torch.DistributedOptimizer, which sums sparse ones"
+                f"tensors of layout {tensor.layout} are not reduced here; call to_dense() before, "
+                "or, of sparse COO tensors, all_reduce() for each"
             )
         if tensor.is_complex() and op not in (ringdl.Sum, ringdl.Average):
             raise ringdl.UsageError(f"complex tensors have no {op}; take ReduceOp.SUM or AVG")

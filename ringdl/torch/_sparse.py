@@ -86,9 +86,11 @@ def _sum_rows(
         (len(unique), *values.shape[1:]), dtype=torch.float32 if is_short else values.dtype
     )
     sums.index_add_(0, inverse, values.to(sums.dtype))
+    if divisor > 1:
+        sums.div_(divisor, rounding_mode=None if sums.is_floating_point() else "trunc")
     return torch.sparse_coo_tensor(
         torch.stack(torch.unravel_index(unique, sparse_shape)),
-        sums.div_(divisor).to(values.dtype),
+        sums.to(values.dtype),
         shape,
         is_coalesced=True,
         check_invariants=False,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -25,6 +26,9 @@ from ringdl.torch._process_group import ProcessGroup
 from ringdl.torch._reducer import Reducer
 
 __all__ = ["ProcessGroup"]
+
+_set: dict[str, str] = {}
+"""What this module has put into the environment."""
 
 
 def _set_environment() -> None:
@@ -46,14 +50,14 @@ def _set_environment() -> None:
         ("MASTER_ADDR", host),
         ("MASTER_PORT", port),
     ):
-        os.environ.setdefault(name, str(value))
+        if name not in os.environ:
+            os.environ[name] = _set[name] = str(value)
 
 
 def _address(host_count: int) -> tuple[str, int]:
     """Where rank 0 may keep torch's store: a port that is free now."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = int(free.getsockname()[1])
+    with _free_port() as free:
+        port = _port_of(free)
     if host_count == 1:
         return "127.0.0.1", port
     name = socket.gethostname()
@@ -62,6 +66,39 @@ def _address(host_count: int) -> tuple[str, int]:
     except OSError:
         return name, port
     return name if address.startswith("127.") else address, port  # other hosts may know better
+
+
+def _free_port() -> socket.socket:
+    """A port that nobody else gets while this is open."""
+    free = socket.socket()
+    free.bind(("", 0))
+    return free
+
+
+def _port_of(bound: socket.socket) -> int:
+    return int(bound.getsockname()[1])
+
+
+def _next_port(communicator: ringdl.Communicator) -> Callable[[], None]:
+    """What puts another MASTER_PORT in the place of this one, where it is ours. Collective.
+
+    To be called when the group of all ranks is destroyed. A rank that is fast would else join the
+    store of the old group for its next one, before rank 0 has closed it, and wait there for ever.
+    The port is agreed on beforehand: ranks destroy their groups without asking each other.
+    """
+    own = os.environ.get("MASTER_PORT")
+    free = _free_port() if communicator.rank == 0 else None
+    port = communicator.broadcast_object(
+        None if free is None else _port_of(free), name="ringdl.torch.backend.port"
+    )
+
+    def take() -> None:
+        if free is not None:
+            free.close()
+        if own is not None and own == os.environ.get("MASTER_PORT") == _set.get("MASTER_PORT"):
+            os.environ["MASTER_PORT"] = _set["MASTER_PORT"] = str(port)
+
+    return take
 
 
 def _make_group(options: Any, _: Any) -> ProcessGroup:
@@ -79,7 +116,10 @@ def _make_group(options: Any, _: Any) -> ProcessGroup:
     communicator = default.group(ranks or range(default.size))
     assert communicator is not None  # only members are asked
     is_given = options.timeout != dist.default_pg_timeout
-    group = ProcessGroup(communicator, options.timeout if is_given else None)
+    at_shutdown = None if ranks else _next_port(default)
+    group = ProcessGroup(
+        communicator, options.store, options.timeout if is_given else None, at_shutdown
+    )
     group.setGroupName(options.group_id)
     return group
 

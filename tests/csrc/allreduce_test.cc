@@ -74,13 +74,23 @@ double expected(DType dtype, Reduction reduction, int size, int64_t i) {
   double product = 1;
   double least = 2;
   double most = 0;
+  int64_t every = -1;
+  int64_t any = 0;
+  int64_t odd = 0;
   for (int rank = 0; rank < size; ++rank) {
     const double value = contribution(dtype, rank, i);
     sum += value;
     product *= value;
     least = std::min(least, value);
     most = std::max(most, value);
+    const auto whole = static_cast<int64_t>(value);
+    every &= whole;
+    any |= whole;
+    odd ^= whole;
   }
+  if (reduction == Reduction::kBitAnd) return static_cast<double>(every);
+  if (reduction == Reduction::kBitOr) return static_cast<double>(any);
+  if (reduction == Reduction::kBitXor) return static_cast<double>(odd);
   if (dtype == DType::kBool) {
     return reduction == Reduction::kSum || reduction == Reduction::kMax ? most : least;
   }
@@ -95,8 +105,9 @@ double expected(DType dtype, Reduction reduction, int size, int64_t i) {
       return most;
     case Reduction::kProduct:
       return product;
+    default:
+      return 0;
   }
-  return 0;
 }
 
 // One rank's arrays: all in shared memory, all ordinary, or, by rank and turn, some.
@@ -145,8 +156,11 @@ void reduce_all(Engine& engine, Memory& memory, Call call, int64_t count,
                 std::vector<uint64_t>& digests) {
   const DType dtype = call.dtype;
   std::vector<Pending> pending;
+  std::vector<Reduction> reductions;
   for (int r = 0; r < kReductionCount; ++r) {
     call.reduction = static_cast<Reduction>(r);
+    if (!has_reduction(dtype, call.reduction)) continue;
+    reductions.push_back(call.reduction);
     pending.push_back(begin(engine, memory, call, count,
                             [&](int64_t i) { return contribution(dtype, engine.rank(), i); }));
   }
@@ -157,10 +171,9 @@ void reduce_all(Engine& engine, Memory& memory, Call call, int64_t count,
     pending.push_back(begin(engine, memory, call, count, [&](int64_t) { return normal(random); }));
   }
   for (const Pending& each : pending) engine.wait(each.work, kTimeout);
-  for (int r = 0; r < kReductionCount; ++r) {
-    check_values(pending[static_cast<size_t>(r)], dtype, [&](int64_t i) {
-      return expected(dtype, static_cast<Reduction>(r), engine.size(), i);
-    });
+  for (size_t r = 0; r < reductions.size(); ++r) {
+    check_values(pending[r], dtype,
+                 [&](int64_t i) { return expected(dtype, reductions[r], engine.size(), i); });
   }
   if (is_floating(dtype)) {
     const Pending& noise = pending.back();

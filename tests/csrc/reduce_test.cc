@@ -126,6 +126,9 @@ void refer_integer(Reduction reduction, char* into, const char* from, int64_t di
   if (reduction == Reduction::kMin) result = std::min(a, b);
   if (reduction == Reduction::kMax) result = std::max(a, b);
   if (reduction == Reduction::kProduct) result = a * b;
+  if (reduction == Reduction::kBitAnd) result = a & b;
+  if (reduction == Reduction::kBitOr) result = a | b;
+  if (reduction == Reduction::kBitXor) result = a ^ b;
   const auto wrapped = static_cast<T>(static_cast<uint64_t>(result));
   const bool divides = reduction == Reduction::kAverage && divisor != 0;
   store<T>(into, divides ? static_cast<T>(static_cast<Wide>(wrapped) / divisor) : wrapped);
@@ -145,7 +148,12 @@ void refer_double(Reduction reduction, char* into, const char* from, int64_t div
 }
 
 void refer_bool(Reduction reduction, char* into, const char* from) {
-  const bool any = reduction == Reduction::kSum || reduction == Reduction::kMax;
+  const bool any = reduction == Reduction::kSum || reduction == Reduction::kMax ||
+                   reduction == Reduction::kBitOr;
+  if (reduction == Reduction::kBitXor) {
+    *into = (*into != 0) != (*from != 0);
+    return;
+  }
   *into = any ? *into != 0 || *from != 0 : *into != 0 && *from != 0;
 }
 
@@ -299,6 +307,7 @@ template <class Function>
 void for_each_kernel(const Function& function) {
   for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
     for (int reduction = 0; reduction < kReductionCount; ++reduction) {
+      if (!has_reduction(static_cast<DType>(dtype), static_cast<Reduction>(reduction))) continue;
       for (int level = 0; level <= static_cast<int>(detect_simd_level()); ++level) {
         function(static_cast<DType>(dtype), static_cast<Reduction>(reduction),
                  static_cast<SimdLevel>(level));
@@ -412,6 +421,12 @@ void test_examples() {
     CHECK_EQ(byte(DType::kBool, Reduction::kProduct, 2, 4), 1);
     CHECK_EQ(byte(DType::kBool, Reduction::kAverage, 1, 0, 2), 0);
     CHECK_EQ(byte(DType::kBool, Reduction::kAverage, 1, 1, 2), 1);
+    CHECK_EQ(byte(DType::kUInt8, Reduction::kBitAnd, 0xb5, 0x1f), 0x15);
+    CHECK_EQ(byte(DType::kUInt8, Reduction::kBitOr, 0xb5, 0x1f), 0xbf);
+    CHECK_EQ(byte(DType::kInt8, Reduction::kBitXor, 0xb5, 0x1f), 0xaa);
+    CHECK_EQ(byte(DType::kBool, Reduction::kBitAnd, 2, 4), 1);
+    CHECK_EQ(byte(DType::kBool, Reduction::kBitOr, 0, 4), 1);
+    CHECK_EQ(byte(DType::kBool, Reduction::kBitXor, 2, 4), 0);
   }
 }
 
@@ -439,6 +454,7 @@ void test_neutral_elements() {
     for (int r = 0; r < kReductionCount; ++r) {
       const auto dtype = static_cast<DType>(d);
       const auto reduction = static_cast<Reduction>(r);
+      if (!has_reduction(dtype, reduction)) continue;
       const std::vector<std::byte> elements = any_elements(dtype, kCount);
       std::vector<std::byte> neutral(elements.size());
       fill_neutral(dtype, reduction, neutral.data(), kCount);

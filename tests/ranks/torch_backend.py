@@ -105,8 +105,6 @@ def check_reductions(comm: Communicator) -> None:
     turned = torch.ones(4, 6).t()
     dist.all_reduce(turned)
     assert (turned == comm.size).all()
-    with expect(ringdl.UsageError, "take ReduceOp.SUM, AVG"):
-        dist.all_reduce(torch.ones(3, dtype=torch.int32), ops.BOR)
 
 
 def check_exchanges(comm: Communicator) -> None:
@@ -217,8 +215,6 @@ def check_messages_and_groups(comm: Communicator) -> None:
         z = torch.ones(2)
         part_of.allreduce([z]).wait()
         assert z.tolist() == [size - 1] * 2
-    with expect(ringdl.UsageError, "name the rank with src="):
-        dist.recv(x)
 
 
 def check_functional_collectives(comm: Communicator) -> None:
@@ -284,8 +280,6 @@ def check_what_libraries_ask(comm: Communicator) -> None:
     world.allreduce([y.conj()]).wait()
     assert torch.equal(y, torch.arange(6.0).reshape(2, 3) * 1j * comm.size)
     dist.broadcast(y[:, 1].imag, 0)
-    with expect(ringdl.UsageError, "sparse tensors cannot be reduced"):
-        dist.all_reduce(torch.eye(3).to_sparse())
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
@@ -405,7 +399,7 @@ def check_timeouts(comm: Communicator) -> None:
         with expect(ringdl.StallError, "did not end within 0.3 s"):
             dist.barrier(brief)
         with expect(ringdl.StallError, "did not end within 0.2 s"):
-            dist.barrier(timeout=timedelta(seconds=0.2))
+            dist.group.WORLD.barrier(timeout=timedelta(seconds=0.2)).wait()
     comm.barrier()
     if comm.rank > 0:
         dist.barrier(brief)

@@ -87,21 +87,28 @@ def test_ranks_are_named_where_they_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "shares", "threads", "text"),
+    ("hosts", "memory_hosts", "threads", "text"),
     [
-        ([0, 0], True, True, "2 on one host have found each other; those of a host share memory"),
-        ([0, 1], False, True, "2 on 2 hosts (1+1) have found each other"),
+        ([0, 0], [0, 0], True, "2 on one host have found each other; those of a host share memory"),
+        ([0, 1], [0, 1], True, "2 on 2 hosts (1+1) have found each other"),
+        (
+            [0, 0, 1, 1],
+            [0, 0, 6, 7],
+            True,
+            "4 on 2 hosts (2+2) have found each other; those of a host share memory, but on some "
+            "hosts exchange messages",
+        ),
         (
             [0, 0, 1],
-            False,
+            [0, 1, 2],
             False,
             "3 on 2 hosts (2+1) have found each other; those of a host exchange messages; without "
             "THREAD_MULTIPLE, so no progress in the background",
         ),
     ],
 )
-def test_ranks(hosts: list[int], shares: bool, threads: bool, text: str) -> None:
-    check = _doctor_ranks.check_ranks(hosts, shares_memory=shares, has_threads=threads)
+def test_ranks(hosts: list[int], memory_hosts: list[int], threads: bool, text: str) -> None:
+    check = _doctor_ranks.check_ranks(hosts, memory_hosts, has_threads=threads)
     assert check == Check("ranks", "ok" if threads else "note", text)
 
 
