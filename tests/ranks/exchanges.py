@@ -194,6 +194,37 @@ def check_messages_keep_their_order(comm: Communicator) -> None:
         assert strided[:, 1::3].sum() == 0, "wrote beside the view"
 
 
+@needs(ranks=2)
+def check_messages_from_any_rank(comm: Communicator) -> None:
+    """Each once, in its sender's order; also in a group, whose ranks count otherwise."""
+    for group in (comm, comm.group([*range(comm.size)][::-1])):
+        rank, others = group.rank, [*range(1, group.size)]
+        for name in (None, "x"):
+            if rank > 0:
+                for number in range(3):
+                    group.send(np.array([rank, number]), 0, name)
+                continue
+            arrays = [np.empty(2, int) for _ in range(3 * len(others))]
+            works = [group.recv_async_(array, name=name) for array in arrays]
+            assert [work.wait() is array for work, array in zip(works, arrays, strict=True)]
+            assert [work.source for work in works] == [array[0] for array in arrays]
+            for other in others:
+                assert [array[1] for array in arrays if array[0] == other] == [0, 1, 2]
+        group.barrier()
+    if comm.rank == 0:
+        assert comm.recv_(np.empty(1)) == comm.size - 1
+        comm.barrier()
+        work = comm.recv_async_(np.empty(1), 1)
+        assert work.source == 1
+        work.wait()
+    else:
+        if comm.rank == comm.size - 1:
+            comm.send(np.array([comm.size - 1.0]), 0)
+        comm.barrier()
+        if comm.rank == 1:
+            comm.send(np.ones(1), 0)
+
+
 def check_objects(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
     for i, make in enumerate((lambda r: None, lambda r: {"r": [r, "x" * 100 * r]}, lambda r: b"")):

@@ -9,7 +9,15 @@ import numpy as np
 
 import ringdl
 from ringdl import Communicator
-from tests.ranks.reference import DTYPES, REDUCTIONS, Array, Expected, random_array, reduced
+from tests.ranks.reference import (
+    DTYPES,
+    REDUCTIONS,
+    Array,
+    Expected,
+    random_array,
+    reduced,
+    reductions_of,
+)
 from tests.ranks.support import assert_same_bits, bits, expect, needs, segments, shares_memory
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -43,7 +51,7 @@ def check_reducescatter(comm: Communicator) -> None:
         with segments(comm, segment_bytes):
             for i, dtype in enumerate(DTYPES):
                 few = (REDUCTIONS[i % 5], REDUCTIONS[(i + 1) % 5])
-                for op in REDUCTIONS if shape[0] < 500 else few:
+                for op in reductions_of(dtype) if shape[0] < 500 else few:
                     count = int(np.prod(shape))
                     arrays = [random_array(r, count, dtype, op, 8) for r in range(size)]
                     mine = arrays[rank].reshape(shape)
@@ -173,6 +181,11 @@ def check_refused_algorithms(comm: Communicator) -> None:
         comm.reducescatter(x, ringdl.Adasum)
     with expect(ringdl.UsageError, "Adasum is for floating-point arrays, not for int32"):
         comm.allreduce(np.ones(3, np.int32), ringdl.Adasum)
+    for array in (x, np.ones(3, np.float32), np.ones(4, BFLOAT16)):  # small ones meet in slots
+        with expect(ringdl.UsageError, "bitwise xor is for integers and bool, not for"):
+            comm.allreduce(array, ringdl.BitXor)
+    with expect(ringdl.UsageError, "bitwise and is for integers and bool, not for float64"):
+        comm.reducescatter(x, ringdl.BitAnd)
     with expect(ringdl.UsageError, "no algorithm 'tree'", "ring, doubling, mpi"):
         comm.allreduce(x, algorithm="tree")
     for call in (comm.allreduce_async, comm.allreduce_async_):
@@ -189,7 +202,7 @@ def check_by_mpi(comm: Communicator) -> None:
     """MPI's own allreduce is right where it is taken, and refused where it cannot be."""
     for count in (0, 1, 2003, 30_011):
         for dtype in DTYPES:
-            for op in REDUCTIONS if count < 20_000 else (ringdl.Average,):
+            for op in reductions_of(dtype) if count < 20_000 else (ringdl.Average,):
                 if dtype.itemsize == 2 and dtype.kind != "i":
                     continue
                 arrays = [random_array(r, count, dtype, op, 2) for r in range(comm.size)]

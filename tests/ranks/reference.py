@@ -17,6 +17,11 @@ _FLOATS = ("float64", "float32", "float16", ml_dtypes.bfloat16)
 DTYPES = [np.dtype(n) for n in (*_FLOATS, "int64", "int32", "int16", "int8", "uint8", "bool")]
 FLOATS, INTEGERS = DTYPES[:4], DTYPES[4:9]
 REDUCTIONS = (ringdl.Sum, ringdl.Average, ringdl.Min, ringdl.Max, ringdl.Product)
+BITWISE = {
+    ringdl.BitAnd: np.bitwise_and,
+    ringdl.BitOr: np.bitwise_or,
+    ringdl.BitXor: np.bitwise_xor,
+}
 
 Array = np.ndarray[Any, Any]
 
@@ -59,17 +64,24 @@ def random_array(rank: int, count: int, dtype: np.dtype[Any], op: Reduction, see
     return values.astype(dtype)
 
 
+def reductions_of(dtype: np.dtype[Any]) -> tuple[Reduction, ...]:
+    """Those that its elements have."""
+    return (*REDUCTIONS, *BITWISE) if dtype.kind in "iub" else REDUCTIONS
+
+
 def dtypes_and_reductions(*counts: int) -> Iterator[tuple[int, np.dtype[Any], ringdl.Reduction]]:
     """Every dtype at every count; every reduction where counts are small, else the average."""
     for count in counts:
         for dtype in DTYPES:
-            for op in REDUCTIONS if count < 10_000 else (ringdl.Average,):
+            for op in reductions_of(dtype) if count < 10_000 else (ringdl.Average,):
                 yield count, dtype, op
 
 
 def reduced(arrays: Sequence[Array], op: Reduction) -> Expected:
     """The reduction of the ranks' arrays."""
     dtype = arrays[0].dtype
+    if op in BITWISE:
+        return Expected(reduce(BITWISE[op], arrays), 0)
     if dtype.kind == "b":
         join = np.logical_or if op in (ringdl.Sum, ringdl.Max) else np.logical_and
         return Expected(reduce(join, arrays), 0)
