@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from ringdl import _children, _engine, _timeline
+from ringdl import _engine, _timeline
 from ringdl._communicator import Communicator, Shared
 from ringdl._engine import Algorithm
 from ringdl._errors import Error, RankFailedError, UsageError
@@ -62,6 +62,8 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     launcher, job = detect(os.environ), detect_store_job(os.environ)
     is_launched = launcher is not None or job is not None
     if is_launched:
+        from ringdl import _children
+
         parent = _children.find_parent(os.environ)
         if parent is not None:
             _default = cast("Communicator", _children.stand_in(parent))
