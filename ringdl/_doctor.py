@@ -70,6 +70,7 @@ def examine(trial: bool = True) -> list[Check]:
         check_cores(cores, is_launched=launcher is not None),
         check_threads(cores, os.environ),
         check_shared_memory(),
+        check_settings(os.environ),
         *check_mpi(trial and launcher is None, cores),
         check_tuning(cores, os.environ),
         check_torch(),
@@ -212,6 +213,26 @@ def check_shared_memory(path: str = "/dev/shm") -> Check:
     return Check("shared memory", "ok", text)
 
 
+def check_settings(environ: Mapping[str, str]) -> Check:
+    """Which settings the environment makes, and whether ringdl knows them."""
+    from ringdl._errors import UsageError
+    from ringdl._settings import RANK_PROCESS, find_unknown, read_settings
+
+    try:
+        read_settings(environ)
+    except UsageError as error:
+        return Check("settings", "wrong", str(error))
+    unknown = find_unknown(environ)
+    if unknown:
+        return Check("settings", "note", "; ".join(unknown))
+    made = [
+        f"{name}={value}"
+        for name, value in sorted(environ.items())
+        if name.startswith("RINGDL_") and name != RANK_PROCESS
+    ]
+    return Check("settings", "ok", ", ".join(made) or "none in the environment")
+
+
 def check_tuning(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
     """What allreduces of one rank per core would go by, and why."""
     from ringdl import _tuning
@@ -222,8 +243,8 @@ def check_tuning(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
     try:
         settings = read_settings(environ)
         vendor = _mpirun.find_library().vendor
-    except UsageError as error:
-        return Check("tuning", "wrong", str(error))
+    except UsageError:
+        return Check("tuning", "note", "not looked at: it depends on the settings")
     except _mpirun.LaunchError:
         return Check("tuning", "ok", "not needed for one rank")
     if not settings.shared_memory:

@@ -215,22 +215,31 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     return Settings(**found)
 
 
-def warn_of_unknown(environ: Mapping[str, str]) -> None:
-    """Warn of variables that look like settings and are none."""
-    known = {setting.metadata["variable"] for setting in fields(Settings)} | {RANK_PROCESS}
+def find_unknown(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that looks like a setting and is none."""
+    known = [setting.metadata["variable"] for setting in fields(Settings)]
+    sentences = []
     for name in sorted(environ):
-        if name in known or not name.startswith("RINGDL_") or name.startswith(_TESTS):
+        if name in (*known, RANK_PROCESS) or not name.startswith("RINGDL_"):
+            continue
+        if name.startswith(_TESTS):
             continue
         import difflib
+
+        near = difflib.get_close_matches(name, known, 1)
+        meant = f" (do you mean {near[0]}?)" if near else ""
+        sentences.append(
+            f"{name} is no setting of ringdl and changes nothing{meant}; docs/settings.md has all"
+        )
+    return sentences
+
+
+def warn_of_unknown(environ: Mapping[str, str]) -> None:
+    """Warn the caller's caller of variables that look like settings and are none."""
+    for sentence in find_unknown(environ):
         import warnings
 
-        near = difflib.get_close_matches(name, known - {RANK_PROCESS}, 1)
-        meant = f" (do you mean {near[0]}?)" if near else ""
-        warnings.warn(
-            f"{name} is no setting of ringdl and changes nothing{meant}; docs/settings.md has all",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
 
 def reference() -> str:

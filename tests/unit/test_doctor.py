@@ -49,6 +49,25 @@ def test_shared_memory(tmp_path: Path) -> None:
     assert absent.verdict == "note"
 
 
+@pytest.mark.parametrize(
+    ("environ", "verdict", "text"),
+    [
+        ({"PATH": "/bin"}, "ok", "none in the environment"),
+        (
+            {"RINGDL_TIMEOUT": "9", "RINGDL_ALGORITHM": "ring"},
+            "ok",
+            "RINGDL_ALGORITHM=ring, RINGDL_TIMEOUT=9",
+        ),
+        ({"RINGDL_ALGORITM": "ring"}, "note", "RINGDL_ALGORITM is no setting of ringdl"),
+        ({"RINGDL_DEBUG": "maybe"}, "wrong", "RINGDL_DEBUG='maybe' is not 0 or 1"),
+    ],
+)
+def test_settings(environ: dict[str, str], verdict: str, text: str) -> None:
+    check = _doctor.check_settings(environ)
+    assert check.verdict == verdict
+    assert check.text.startswith(text)
+
+
 def test_no_mpi_means_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> _mpirun.Library:
         raise _mpirun.LaunchError("mpi4py is not installed")
