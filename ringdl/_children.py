@@ -23,8 +23,11 @@ _GIVEN_BY_LAUNCHERS = (
 )
 """What tells one process that a launcher started from all others. No variable that a rank sets."""
 
-_GIVEN_BY_TORCHRUN = ("TORCHELASTIC_RESTART_COUNT", "RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Likewise, if TORCHELASTIC_RUN_ID is there; else a rank may have set some of them."""
+_GIVEN_BY_TORCHRUN = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    *("RANK", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""The same where torchrun, or none of the others, is at work; elsewhere ranks set the last ones."""
 
 _PLACE = ("rank", "size", "local_rank", "local_size", "host_rank", "host_count")
 
@@ -141,8 +144,10 @@ def refuse(parent: Parent | None) -> None:
 def _digest(environ: Mapping[str, str]) -> str:
     import hashlib
 
-    by_torchrun = _GIVEN_BY_TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else ()
-    text = "\n".join(environ.get(name, "") for name in (*_GIVEN_BY_LAUNCHERS, *by_torchrun))
+    names: tuple[str, ...] = _GIVEN_BY_LAUNCHERS
+    if "TORCHELASTIC_RUN_ID" in environ or not any(name in environ for name in names):
+        names += _GIVEN_BY_TORCHRUN
+    text = "\n".join(environ.get(name, "") for name in names)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

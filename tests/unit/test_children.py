@@ -11,6 +11,7 @@ from ringdl._errors import UsageError
 from ringdl._settings import RANK_PROCESS
 
 OPEN_MPI = {"PMIX_NAMESPACE": "prterun-vm-42@1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_RANK": "1"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 LOOK = (
     "import os; from ringdl import _children;"
     "parent = _children.find_parent(os.environ); print(parent and parent.place, parent)"
@@ -55,6 +56,13 @@ def test_while_init_has_not_returned() -> None:
 )
 def test_a_launcher_that_has_started_the_child_counts(variable: str) -> None:
     assert seen_by_a_child(marked(OPEN_MPI) | {variable: "another"}) == "None None"
+
+
+@pytest.mark.parametrize("variable", ["RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMIX_RANK"])
+def test_a_job_that_a_rank_of_torchrun_starts_counts(variable: str) -> None:
+    assert "rank 5" in seen_by_a_child(marked(TORCHRUN))
+    assert seen_by_a_child(marked(TORCHRUN) | {variable: "another"}) == "None None"
+    assert seen_by_a_child(marked(OPEN_MPI) | TORCHRUN) == "None None"
 
 
 def test_variables_that_a_rank_sets_do_not_count() -> None:
