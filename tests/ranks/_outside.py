@@ -1,4 +1,4 @@
-"""What ranks tell each other past ringdl: over MPI, or by the store of torchrun."""
+"""What ranks tell each other past ringdl: over MPI, or, without it, through PyTorch's store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import sys
 import time
 
-IS_MPI = "TORCHELASTIC_RUN_ID" not in os.environ
+from ringdl._launch import detect_store_job
+
+IS_MPI = detect_store_job(os.environ) is None
 
 
 class _Mpi:
@@ -32,11 +34,9 @@ class _Mpi:
 
 class _Store:
     def __init__(self) -> None:
-        from torch.distributed import TCPStore
+        from torch.distributed import rendezvous
 
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._store = TCPStore(host, port, is_master=False, wait_for_workers=False)
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._store, self.rank, self.size = next(iter(rendezvous("env://")))
         self._times = 0
 
     def gather(self, mine: str) -> list[str]:
