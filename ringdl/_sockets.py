@@ -6,8 +6,10 @@ answered with its own; whoever cannot is hung up on.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
+import resource
 import selectors
 import socket
 import struct
@@ -25,6 +27,9 @@ _CALL = struct.Struct(f"<8s{SECRET_BYTES}sI")
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 """Seconds, seconds, times: a host without power is found after a minute and a half; a cable may be
 out for as long."""
+
+_SPARE_FILES = 512
+"""What the script itself may want to open."""
 
 _NOWHERE = "192.0.2.1"
 """An address that is nobody's (RFC 5737). Nothing is sent there."""
@@ -110,6 +115,7 @@ def connect(
         StallError: not all have called in time.
         Error: a rank cannot be reached.
     """
+    _allow_files(len(endpoints))
     deadline = time.monotonic() + timeout
     sockets: dict[int, socket.socket] = {}
     try:
@@ -130,6 +136,15 @@ def connect(
             each.close()
         raise
     return [-1 if other == rank else sockets[other].detach() for other in range(len(endpoints))]
+
+
+def _allow_files(count: int) -> None:
+    """Let this process open so many files more, if it may: often 1024 are all unless it asks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/proc/self/fd")) + count + _SPARE_FILES
+    if soft not in (resource.RLIM_INFINITY, hard) and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _rest(deadline: float) -> float:
@@ -227,8 +242,13 @@ def _accept(
 ) -> None:
     try:
         caller, _ = listener.accept()
-    except OSError:  # it has gone again
-        return
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):  # who called has gone again
+            return
+        raise Error(
+            f"a rank needs a connection to each other one, and may not open as many ({error}); "
+            "raise the limit of open files (`ulimit -n`)"
+        ) from error
     caller.setblocking(False)
     callers[caller] = b""
     selector.register(caller, selectors.EVENT_READ)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 import threading
 import time
@@ -54,6 +55,33 @@ def test_all_start_at_once_again_and_again() -> None:
         for sockets in connect_all(5):
             close(sockets)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_ranks_may_be_more_than_files_that_a_process_may_open_unasked() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        for sockets in connect_all(9):
+            close(sockets)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_too_few_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sockets, "_allow_files", lambda _: None)
+    (listener, own), (unused, other) = listen("127.0.0.1"), listen("127.0.0.1")
+    unused.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_connection((own.address, own.port)):
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))  # the selector's
+        try:
+            with pytest.raises(Error, match="ulimit -n"):
+                connect(0, [own, other], listener, 5)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 CALLS = {

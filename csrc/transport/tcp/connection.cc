@@ -50,7 +50,6 @@ Connection::Connection(Receiver& receiver, int peer, int socket)
 Connection::~Connection() { close(socket_); }
 
 void Connection::send(int tag, const std::byte* data, size_t bytes, Ticket ticket) {
-  if (is_broken_) return receiver_.sent(ticket);
   sends_.push_back({{static_cast<uint32_t>(tag), static_cast<uint32_t>(bytes)}, data, ticket});
   if (sends_.size() == 1) write();
 }
@@ -93,7 +92,6 @@ void Connection::write() {
 }
 
 void Connection::drop_sends() {
-  is_broken_ = true;
   for (const Outgoing& each : sends_) receiver_.sent(each.ticket);
   sends_.clear();
 }

@@ -80,7 +80,6 @@ class Connection {
   const int socket_;
   std::deque<Outgoing> sends_;
   size_t written_ = 0;  // of the first one, with its frame
-  bool is_broken_ = false;
 
   // What was read and is not delivered yet: the beginning of a message, or the end of a large one.
   std::vector<std::byte> staged_;

@@ -146,8 +146,6 @@ class TcpTransport final : public Transport, private tcp::Receiver {
       slots_.remove(ticket);
       ++count;
     }
-    lost_.insert(lost_.end(), closed_.begin(), closed_.end());
-    closed_.clear();
     return count;
   }
 
@@ -257,7 +255,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     forget_descriptor(peer.connection->socket());
     peer.connection.reset();  // closed, so epoll forgets it
-    closed_.push_back(rank);
+    lost_.push_back(rank);
   }
 
   std::optional<Ticket> take_posted(int from, int tag) {
@@ -371,7 +369,6 @@ class TcpTransport final : public Transport, private tcp::Receiver {
   std::unordered_map<Source, std::deque<Ticket>, SourceHash> posted_;  // kept: tags are reused
   std::unordered_map<int, Messages> unexpected_;                       // by tag, as they came
   std::deque<Ticket> ending_;
-  std::vector<int> closed_;  // since the last look
   std::vector<int> lost_;
 };
 
