@@ -244,7 +244,7 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
-        _timeline.write_if_recording()
+        _timeline.leave_if_recording()
         if not mpi.Is_finalized():
             print(
                 f"ringdl: rank {rank} ends by {kind.__name__} and takes the job with it",

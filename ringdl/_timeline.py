@@ -13,10 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ringdl._errors import UsageError
+from ringdl._errors import MismatchError, UsageError
 from ringdl._trace_file import TraceFile
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _EXCHANGES = 8
 MOST_SPANS = 1_000_000
 """Later ones are dropped, as works and waits are."""
 _FOREVER = 1e9
+_END = "timeline, in shutdown() or stop_timeline()"  # errors name it
 # A rank that raises waits for twice as long before it takes the others down: they have written all.
 _WRITE_SECONDS = 0.1
 
@@ -65,17 +66,17 @@ class Recording:
         begin = communicator.broadcast_object(time.monotonic_ns(), name="ringdl.timeline")
         self._begin: int = begin - self._lead
         communicator._engine.start_trace()
-        self._writing = threading.Lock()
         self._ended = threading.Event()
         self._writer = threading.Thread(
             target=self._write_now_and_then, name="ringdl.timeline", daemon=True
         )
         self._writer.start()
 
-    def write(self) -> None:
-        """Write what this rank has recorded and not yet written."""
-        with self._writing:
-            self._append(self._communicator._engine.take_trace(self._begin))
+    def leave(self) -> None:
+        """Write what this rank has recorded. Not collective."""
+        self._ended.set()
+        self._writer.join()
+        self._append(self._communicator._engine.take_trace(self._begin))
 
     def finish(self) -> None:
         """Gather what all ranks have recorded in rank 0's file. Collective."""
@@ -83,12 +84,11 @@ class Recording:
 
         self._ended.set()
         self._writer.join()
-        with self._writing:
-            self._append(self._communicator._engine.stop_trace(self._begin))
+        self._append(self._communicator._engine.stop_trace(self._begin))
         is_first = self._communicator.rank == 0
         own = b"" if is_first else b",\n" + self._file.events()
         array = np.frombuffer(bytearray(own), np.uint8)
-        work = self._communicator.gather_async(array, root=0, name="ringdl.timeline")
+        work = self._communicator.gather_async(array, root=0, name=_END)
         # Others may have much to do yet; but who waits here does nothing else.
         self._communicator._engine.wait(work._work, _FOREVER, for_good=True)
         gathered = work.wait()
@@ -103,7 +103,7 @@ class Recording:
 
     def _write_now_and_then(self) -> None:
         while not self._ended.wait(_WRITE_SECONDS):
-            self.write()
+            self._append(self._communicator._engine.take_trace(self._begin))
 
     def _append(self, works_and_waits: bytes) -> None:
         self._file.append(works_and_waits)
@@ -176,15 +176,21 @@ def stop() -> None:
 
 
 def stop_if_recording() -> None:
-    """At the end of the default communicator; in a forked child there is nothing to write."""
+    """At the end of the default communicator; in a forked child there is nothing to write.
+
+    Where other ranks have not come to theirs, and never will, each rank's own file stays.
+    """
     if recording is not None and recording.is_of_this_process():
-        stop()
+        with suppress(MismatchError):
+            stop()
 
 
-def write_if_recording() -> None:
-    """Before this process ends badly."""
+def leave_if_recording() -> None:
+    """Before this process ends badly: its own file has it all, and nothing is gathered."""
+    global recording
     if recording is not None and recording.is_of_this_process():
-        recording.write()
+        ended, recording = recording, None
+        ended.leave()
 
 
 def _text(events: Iterable[dict[str, Any]]) -> bytes:
