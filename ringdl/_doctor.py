@@ -34,6 +34,14 @@ if world.rank == 0:
     print("ringdl:", json.dumps([world.size, total, local, MPI.Query_thread()]), flush=True)
 """
 
+_BACKEND_TRIAL = """
+import torch.distributed as dist
+import ringdl.torch.backend
+import torch
+dist.init_process_group("ringdl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+"""
+
 _INSTALL_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
 THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -73,7 +81,7 @@ def examine(trial: bool = True) -> list[Check]:
         check_settings(os.environ),
         *check_mpi(trial and launcher is None, cores),
         check_tuning(cores, os.environ),
-        check_torch(),
+        check_torch(trial and launcher is None),
         Check("CUDA", "note", "not supported: arrays on a GPU are refused, train on the CPU"),
     ]
 
@@ -349,8 +357,11 @@ def judge_trial(code: int, out: str, err: str) -> Check:
     return Check("two ranks", "ok", text)
 
 
-def check_torch() -> Check:
-    """Whether PyTorch is installed; it is not imported."""
+def check_torch(trial: bool) -> Check:
+    """Whether PyTorch is installed, and the backend of torch.distributed works with it.
+
+    The backend is tried in a child process; PyTorch is not imported here.
+    """
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -359,4 +370,27 @@ def check_torch() -> Check:
             "note",
             f"not installed, and ringdl.torch needs it: `{_INSTALL_TORCH}` gets its CPU build",
         )
-    return Check("PyTorch", "ok", version)
+    if not trial:
+        return Check("PyTorch", "ok", version)
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", _BACKEND_TRIAL],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        why = "did not start within 120 s"
+    else:
+        if child.returncode == 0:
+            return Check("PyTorch", "ok", f'{version}; init_process_group("ringdl") works with it')
+        lines = [line for line in child.stderr.splitlines() if line.strip()]
+        why = lines[-1].strip() if lines else f"exit code {child.returncode}"
+    return Check(
+        "PyTorch",
+        "note",
+        f"{version}; the backend of torch.distributed does not work with it ({why}): install a "
+        "version that `pip install ringdl[torch]` admits, or go without the backend",
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import PYTHONS, started
+from tests.environments import PYTHONS, TORCHES, started
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path.stem for path in (ROOT / "tests/ranks").glob("[!_]*.py"))
@@ -64,9 +64,9 @@ def _start_job(
     return job.returncode, output
 
 
-def run_job(python: str, ranks: int, *arguments: str) -> None:
+def run_job(python: str, ranks: int, *arguments: str, **settings: str) -> None:
     """The same for a job that is to succeed."""
-    code, output = start_job(python, ranks, *arguments)
+    code, output = start_job(python, ranks, *arguments, **settings)
     assert code == 0, f"exit code {code}:\n{output}"
 
 
@@ -96,6 +96,12 @@ def test_core_that_waits(ranks: int) -> None:
 def test_torch(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run_job(mpi_python, ranks, *TORCH, f"--json={tmp_path / 'report.json'}")
+
+
+@pytest.mark.parametrize("version", TORCHES)
+def test_the_backend_with_other_torches(version: str) -> None:
+    modules = ("torch_backend", "torch_backend_calls")
+    run_job(TORCHES[version], 2, *modules, PYTHONPATH=str(ROOT))
 
 
 def test_failures_are_told_and_hang_nobody(mpi_python: str) -> None:

@@ -174,3 +174,15 @@ def test_examine_never_loads_mpi() -> None:
     texts = {check.name: check.text for check in checks}
     assert {"Python", "ringdl", "cores", "MPI", "PyTorch", "CUDA"} <= set(texts)
     assert "refused" in texts["CUDA"]
+
+
+def test_the_backend_is_tried_with_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    works = _doctor.check_torch(trial=True)
+    assert works.verdict == "ok"
+    assert 'init_process_group("ringdl") works with it' in works.text
+    monkeypatch.setattr(_doctor, "_BACKEND_TRIAL", "raise RuntimeError('no backend type 0')")
+    fails = _doctor.check_torch(trial=True)
+    assert fails.verdict == "note"
+    assert "does not work with it (RuntimeError: no backend type 0)" in fails.text
+    assert "does not work" not in _doctor.check_torch(trial=False).text
