@@ -64,7 +64,6 @@ class ProcessGroup(dist.ProcessGroup):
         self._description = ""
         self._sequence_number = 0
         self._sparse_count = 0
-        self._is_shown = False
         self._at_shutdown = at_shutdown
 
     @collective("all_reduce", "tensors", rest=("op", "timeout"))
@@ -396,13 +395,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """None while torch makes the group: its flight recorder would ask C++'s half for a backend.
-
-        A group that is written in Python has none there; without devices it is left alone.
-        """
-        if not self._is_shown:
-            self._is_shown = self in dist.distributed_c10d._world.pg_map
-        return [torch.device("cpu")] if self._is_shown else []
+        return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
         """This one, for the one device that there is."""

@@ -127,6 +127,9 @@ def _make_group(options: Any, _: Any) -> ProcessGroup:
 if multiprocessing.current_process().name == "MainProcess":  # not in a child that imports __main__
     _set_environment()
 dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=["cpu"])
+# torch 2.15 attaches a flight recorder to groups that have none of their own, and asks C++'s half
+# of the group for a backend, which a group that is written in Python does not have.
+getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("ringdl")
 # Where DistributedDataParallel looks for it: torch offers no other way to its buckets' memory.
 dist.Reducer = Reducer  # type: ignore[attr-defined]
 warn_of_gloo()
