@@ -3,7 +3,7 @@
     import ringdl.torch.backend
     torch.distributed.init_process_group("ringdl")
 
-Under mpirun, ``python -m ringdl run`` or torchrun, with torch 2.10 or newer: DistributedDataParallel,
+Under mpirun, ``python -m ringdl run`` or torchrun, with torch 2.10 or newer, DistributedDataParallel,
 FSDP2 (``fully_shard``), ZeroRedundancyOptimizer, distributed checkpoints and functional collectives
 then talk by ringdl. The import calls `ringdl.init`, and sets what ``torch.distributed`` reads where
 it is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and
@@ -129,7 +129,8 @@ if multiprocessing.current_process().name == "MainProcess":  # not in a child th
 dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=["cpu"])
 # torch 2.15 attaches a flight recorder to groups that have none of their own, and asks C++'s half
 # of the group for a backend, which a group that is written in Python does not have.
-getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("ringdl")
+_recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+_recording.add("ringdl")
 # Where DistributedDataParallel looks for it: torch offers no other way to its buckets' memory.
 dist.Reducer = Reducer  # type: ignore[attr-defined]
 warn_of_gloo()
