@@ -60,8 +60,8 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     if _default is not None:
         return _default
     launcher, job = detect(os.environ), detect_store_job(os.environ)
-    is_launched = launcher is not None or job is not None
-    if is_launched:
+    started = job or launcher
+    if started is not None:
         from ringdl import _children
 
         parent = _children.find_parent(os.environ)
@@ -70,7 +70,7 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
             return _default
         _children.mark(os.environ)
     settings = read_settings(os.environ)
-    if all(found is None or found.rank == 0 for found in (launcher, job)):
+    if started is None or started.rank == 0:
         warn_of_unknown(os.environ)
     if comm is None and job is not None and not _mpi_has_ranks():
         _default = _init_over_sockets(job, settings, tuning)
@@ -82,7 +82,7 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         _default = alone
     else:
         _default = _init_over_mpi(launcher, comm, settings, tuning)
-    if is_launched:
+    if started is not None:
         _children.mark(os.environ, _default)
     _engine.set_default(_default._engine, _default._finish_allreduce)
     return _default

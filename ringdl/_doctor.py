@@ -392,5 +392,5 @@ def check_torch(trial: bool) -> Check:
         "PyTorch",
         "note",
         f"{version}; the backend of torch.distributed does not work with it ({why}): install a "
-        "version that `pip install ringdl[torch]` admits, or go without the backend",
+        "version that `pip install 'ringdl[torch]'` admits, or go without the backend",
     )

@@ -15,13 +15,13 @@ from dataclasses import astuple
 
 from ringdl import _doctor, _tuning
 from ringdl._doctor import Check
-from ringdl._launch import Launcher
+from ringdl._launch import Launcher, StoreJob
 
 _SECONDS = 60
 _ANSWER = "ringdl: "
 
 
-def examine(launcher: Launcher) -> list[Check] | None:
+def examine(launcher: Launcher | StoreJob) -> list[Check] | None:
     """Look at everything on all ranks.
 
     Args:

@@ -122,7 +122,7 @@ def _run(arguments: list[str]) -> int:
     chosen = parser.parse_args(own)
 
     _check_program(program)
-    launcher = _launch.detect(os.environ)
+    launcher = _launch.detect_store_job(os.environ) or _launch.detect(os.environ)
     if launcher is not None and (launcher.name != "Slurm" or launcher.size != 1):
         raise _mpirun.LaunchError(
             f"this process was itself started by {launcher}, and mpirun does not work inside of it:"
@@ -180,7 +180,7 @@ def _doctor_command(arguments: list[str]) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="do not start two ranks as a trial")
     chosen = parser.parse_args(arguments)
-    launcher = _launch.detect(os.environ)
+    launcher = _launch.detect_store_job(os.environ) or _launch.detect(os.environ)
     if launcher is None or launcher.size == 1:
         checks = _doctor.examine(trial=not chosen.quick)
     else:

@@ -3,11 +3,12 @@
     import ringdl.torch.backend
     torch.distributed.init_process_group("ringdl")
 
-Under mpirun, ``python -m ringdl run`` or torchrun, with torch 2.10 or newer, DistributedDataParallel,
-FSDP2 (``fully_shard``), ZeroRedundancyOptimizer, distributed checkpoints and functional collectives
-then talk by ringdl. The import calls `ringdl.init`, and sets what ``torch.distributed`` reads where
-it is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and
-MASTER_PORT. Collective. In a child of ``multiprocessing``, init_process_group does so instead.
+Under mpirun, ``python -m ringdl run`` or torchrun, with torch 2.10 or newer, these then talk by
+ringdl: DistributedDataParallel, FSDP2 (``fully_shard``), ZeroRedundancyOptimizer, distributed
+checkpoints and functional collectives. The import calls `ringdl.init`, and sets what
+``torch.distributed`` reads where it is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+GROUP_RANK, MASTER_ADDR and MASTER_PORT. Collective. In a child of ``multiprocessing``,
+init_process_group does so instead.
 """
 
 from __future__ import annotations
