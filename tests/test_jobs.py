@@ -454,6 +454,20 @@ def test_what_a_launcher_starts_may_start_the_rank(mpi_python: str, tmp_path: Pa
     assert sorted(ended.output.splitlines()) == [f"rank {r} of 2: [3, 3, 3]" for r in range(2)]
 
 
+@pytest.mark.parametrize(("mib", "hosts"), [(100, 1), (30, 3)])
+def test_little_shared_memory(mpi_python: str, mib: int, hosts: int, tmp_path: Path) -> None:
+    """What has no room there is elsewhere; where none can be had, rank 0 says so, once."""
+    ended = run_ranks(mpi_python, 3, "limited.py", str(mib), folder=tmp_path)
+    assert ended.code == 0, ended.text
+    lines = [f"rank {rank}: {hosts} hosts" for rank in range(3)]
+    assert sorted(ended.output.splitlines()) == lines, ended.text
+    told = re.findall(r"RuntimeWarning: the ranks 0, 1, 2 share no memory .*: (.*)", ended.errors)
+    assert len(told) == (hosts > 1), ended.text
+    if told:
+        assert told[0].startswith("shared memory is limited to 31457280 bytes."), ended.text
+        assert "rank 2 on " in ended.errors, ended.text
+
+
 def test_one_thread_may_call_below_thread_multiple(mpi_python: str, tmp_path: Path) -> None:
     ended = run_ranks(mpi_python, 3, "funneled.py", folder=tmp_path)
     assert ended.code == 0, ended.text

@@ -354,7 +354,7 @@ void Engine::set_window(std::shared_ptr<Window> window, std::vector<int> hosts) 
   hosts_ = std::move(hosts);
   layouts_.clear();
   if (!window_ || !shares_memory(*all_)) return;
-  slots_memory_ = window_->allocate_stage(Slots::bytes());
+  slots_memory_ = window_->allocate(Slots::bytes());  // at the same place on all ranks
   const uint64_t offset = *window_->offset_of(slots_memory_.get(), Slots::bytes());
   std::vector<std::byte*> memory;
   for (int rank = 0; rank < size_; ++rank) memory.push_back(window_->at(rank, offset));

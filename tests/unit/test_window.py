@@ -1,15 +1,19 @@
 """Memory that ranks share, where a rank leaves, forks, or has no more of it."""
 
+import resource
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 
 import ringdl
-from ringdl import Communicator
+from ringdl import Communicator, _engine
+from ringdl._window import share_memory
 
 FORKED = """
 import os
@@ -52,27 +56,44 @@ def test_a_rank_may_leave_at_once(run_ranks, count: int) -> None:
         run_ranks(3, body, shares_memory=True)
 
 
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Ranks may share 64 MiB each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("little_memory")
 def test_a_rank_without_memory_harms_nobody(run_ranks) -> None:
-    """It raises, nothing of its work is left, and the others hear that it has not come."""
+    """It raises, nothing of its call is left, and what was in flight before ends."""
     failed = threading.Event()
+    in_flight: list[int] = []
+    count = 1 << 20
 
     def body(comm: Communicator) -> None:
+        works = []
         if comm.rank == 0:
-            hogs = []
-            size = 1 << 40
-            while size >= 1 << 10:
-                try:
-                    hogs.append(comm.empty(size, np.uint8))
-                except MemoryError:
-                    size //= 2
-            for call in (comm.allreduce_, lambda x: comm.allreduce_async_(x, name="named")):
-                with pytest.raises(MemoryError):
-                    call(np.ones(1 << 20, np.float32))
-            assert comm.stats()["works_in_flight"] == 0
-            hogs.clear()
+            arrays = [comm.empty(count, np.uint8) for _ in range(64)]  # the last are elsewhere
+            with pytest.raises(MemoryError, match="wait for works in flight"):
+                for i in range(100):
+                    array = np.ones(count, np.float32)
+                    works.append(comm.allreduce_async_(array, ringdl.Sum, str(i)))
+            with pytest.raises(MemoryError, match="wait for works in flight"):
+                comm.allreduce_(np.ones(count, np.float32))
+            assert comm.stats()["works_in_flight"] == len(works)
+            in_flight.append(len(works))
+            assert len(arrays) == 64
             failed.set()
         else:
             assert failed.wait(30)
+            for i in range(in_flight[0]):
+                array = np.ones(count, np.float32)
+                works.append(comm.allreduce_async_(array, ringdl.Sum, str(i)))
+        assert len(works) > 4
+        for work in works:
+            assert (work.wait() == comm.size).all()
         assert (comm.allreduce(np.ones(1 << 20), ringdl.Sum) == comm.size).all()
 
     run_ranks(2, body, shares_memory=True)
@@ -83,3 +104,64 @@ def test_a_forked_child_gets_none_of_its_parents() -> None:
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+class _Refused:
+    """An engine on a host that has no shared memory."""
+
+    def __init__(self, engine: _engine.Communicator) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    def open_window(self, local_ranks: int) -> None:
+        raise ringdl.Error(f"no memory for {local_ranks}")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "refused", "wanted"),
+    [
+        ([0, 0, 1], set(), [0, 0, 1]),
+        ([0, 1, 0, 1], {3}, [0, 5, 0, 7]),
+        ([0, 0, 1, 1], {0, 2, 3}, [0, 1, 2, 3]),
+    ],
+)
+def test_each_host_shares_memory_or_not(
+    run_ranks, hosts: list[int], refused: set[int], wanted: list[int]
+) -> None:
+    """What one host lacks it lacks alone, and rank 0 has a sentence about it."""
+    specs = [("a", (10,), "float32"), ("b", (300_000,), "float32")]
+
+    def body(comm: Communicator) -> str | None:
+        engine = comm._engine
+        if comm.rank in refused:
+            comm._engine = cast("_engine.Communicator", _Refused(engine))
+        text = share_memory(comm, hosts)
+        comm._engine = engine
+        assert comm.memory_hosts() == wanted
+        for count in (1, 20_000, 700_000):
+            for x in (comm.empty(count), np.empty(count, np.float32)):
+                x[...] = 1
+                assert (comm.allreduce_(x, ringdl.Sum) == comm.size).all()
+                assert comm.allgather(x).sum() == count * comm.size**2
+        buckets = ringdl.Buckets(specs, first_bucket_bytes=40, communicator=comm)
+        for step in range(3):
+            for index, view in enumerate(buckets.views()):
+                view[...] = step + comm.rank
+                buckets.ready(index)
+            buckets.wait()
+            assert all((v == step + (comm.size - 1) / 2).all() for v in buckets.views())
+        return text
+
+    texts = run_ranks(len(hosts), body)
+    assert texts[1:] == [None] * (len(hosts) - 1)
+    if not refused:
+        assert texts[0] is None
+    else:
+        first = min(refused)
+        members = [str(r) for r, host in enumerate(hosts) if host == hosts[first]]
+        assert f"the ranks {', '.join(members)} share no memory" in texts[0]
+        assert f"rank {first} on " in texts[0]
+        assert "no memory for 2" in texts[0]
+        assert ("1 more hosts" in texts[0]) == (len(refused) == 3)
