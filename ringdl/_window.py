@@ -66,7 +66,7 @@ def _reach(engine: Any, rank: int, addresses: dict[int, Sequence[int]]) -> str:
             os.stat(f"/proc/{process}/fd/{descriptor}")
         except OSError as error:
             return f"it cannot see the process of rank {other} ({error}): is that in a container?"
-        return f"it cannot map the memory of rank {other}: does `ulimit -v` limit its addresses?"
+        return f"it cannot map the memory of rank {other}: is ulimit -v too low?"
     return ""
 
 

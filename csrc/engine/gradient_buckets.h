@@ -76,7 +76,8 @@ class GradientBuckets {
   const std::shared_ptr<Window> window_;  // null: this rank shares none
   const std::shared_ptr<BucketStorage> storage_;
   std::vector<int64_t> places_;
-  std::vector<std::shared_ptr<std::byte>> own_counters_;  // on the first member of a host; by bucket
+  std::vector<std::shared_ptr<std::byte>>
+      own_counters_;                      // on the first member of a host; by bucket
   std::vector<SharedCounters> counters_;  // by bucket, once connected; of none: it goes round
   std::mutex mutex_;
   std::vector<bool> ready_;    // by gradient

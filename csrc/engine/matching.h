@@ -35,9 +35,7 @@ class Matching {
   };
 
   /// The key of the next use.
-  Key next(KeySpace space, uint64_t hash) const {
-    return {space, hash, counts(space).of(hash)};
-  }
+  Key next(KeySpace space, uint64_t hash) const { return {space, hash, counts(space).of(hash)}; }
   /// The next use is submitted, or skipped.
   void advance(const Key& key) { uses_[static_cast<size_t>(key.space)].add(key.hash); }
   /// How many uses of a key were submitted or skipped, whatever the instance.

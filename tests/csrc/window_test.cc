@@ -236,8 +236,8 @@ void test_no_core_dump_holds_it() {
     uint64_t from = 0;
     uint64_t to = 0;
     if (std::sscanf(line.c_str(), "%lx-%lx ", &from, &to) == 2) {
-      is_there = from <= reinterpret_cast<uintptr_t>(begin) &&
-                 reinterpret_cast<uintptr_t>(begin) < to;
+      is_there =
+          from <= reinterpret_cast<uintptr_t>(begin) && reinterpret_cast<uintptr_t>(begin) < to;
     }
     if (is_there && line.starts_with("VmFlags:")) flags = line + " ";
   }
@@ -329,7 +329,8 @@ void test_forked_children_free_nothing() {
   CHECK(memory.get()[2 << 20] == std::byte{1});
 }
 
-// A thread of its parent may have held it when the child was made: here it does so most of the time.
+// A thread of its parent may have held it when the child was made: here it does so most of the
+// time.
 void test_forked_children_wait_for_no_lock() {
   std::atomic<bool> has_ended = false;
   std::thread thread([&] {

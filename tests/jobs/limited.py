@@ -6,7 +6,6 @@ Arguments: MiB that files may have, and so what the last rank shares.
 import resource
 import sys
 
-import numpy as np
 from mpi4py import MPI
 
 import ringdl

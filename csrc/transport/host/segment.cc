@@ -27,8 +27,8 @@ std::map<uint64_t, std::weak_ptr<Segment>>& own_segments() {
 
 std::string reason() { return std::strerror(errno); }
 
-// No part of it goes into a core dump, which would hold as many bytes as the machine has memory, and
-// whose making would allocate them.
+// No part of it goes into a core dump, which would hold as many bytes as the machine has memory,
+// and whose making would allocate them.
 std::byte* map(int descriptor, size_t bytes) {
   void* const data =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
@@ -37,8 +37,8 @@ std::byte* map(int descriptor, size_t bytes) {
   return static_cast<std::byte*>(data);
 }
 
-// Systems may refuse files in memory that could be executed (vm.memfd_noexec); those before Linux 6.3
-// do not know the flag that says so.
+// Systems may refuse files in memory that could be executed (vm.memfd_noexec); those before
+// Linux 6.3 do not know the flag that says so.
 int open_memory() {
   constexpr unsigned no_exec = 0x8;  // MFD_NOEXEC_SEAL
   const int descriptor = memfd_create("ringdl", MFD_CLOEXEC | no_exec);

@@ -14,8 +14,8 @@
 namespace ringdl {
 namespace {
 
-// Touching new pages takes longer than reducing as much. So many bytes of stages stay, as many works
-// may be in flight at once, and so many of arrays, which programs make anew in each step.
+// Touching new pages takes longer than reducing as much. So many bytes of stages stay, as many
+// works may be in flight at once, and so many of arrays, which programs make anew in each step.
 constexpr uint64_t kKeptStageBytes = 64 << 20;
 constexpr uint64_t kKeptArrayBytes = 32 << 20;
 
@@ -90,8 +90,7 @@ std::shared_ptr<std::byte> Window::hold(std::optional<uint64_t> begin, size_t by
     own_->give_back(piece);
     return nullptr;
   }
-  return {own_->segment->data() + piece.begin,
-          [own = own_, piece, process = getpid()](std::byte*) {
+  return {own_->segment->data() + piece.begin, [own = own_, piece, process = getpid()](std::byte*) {
             if (getpid() == process) own->give_back(piece);  // else it is the parent's
           }};
 }

@@ -95,8 +95,9 @@ class Window {
     const uint64_t kept_end;
     std::mutex mutex;
     Heap arrays;
-    Heap stages;              // filled from below; pages below kept_end stay when they are free
-    std::deque<Piece> spare;  // arrays that were freed, for the next of their sizes; the oldest first
+    Heap stages;  // filled from below; pages below kept_end stay when they are free
+    std::deque<Piece>
+        spare;  // arrays that were freed, for the next of their sizes; the oldest first
     uint64_t spare_bytes = 0;
 
     Own(std::shared_ptr<Segment> its_segment, bool reserves_pages);
