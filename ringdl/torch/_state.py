@@ -17,6 +17,15 @@ from ringdl.torch._unwrapped import watch
 
 _DIGEST_BYTES = 16
 
+_ALONE_BYTES = 1 << 20
+"""Larger tensors are broadcast where they are: to copy them costs more than a call."""
+
+_FUSED_BYTES = 25 << 20
+"""Smaller ones are broadcast together, up to so many bytes at once."""
+
+_ALIGNMENT = 16
+"""Of a tensor in a flat buffer: the bytes of the largest element."""
+
 
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
@@ -70,8 +79,7 @@ def broadcast_parameters(
     if differing:
         raise ringdl.MismatchError(communicator.broadcast_object(difference, differing[0]))
     with one_of_several_steps():
-        for name, _, _ in root_specs:
-            _broadcast_tensor(named[name], root_rank, communicator)
+        _broadcast_tensors([named[name] for name, _, _ in root_specs], root_rank, communicator)
     if communicator.size > 1:
         watch(named.values())
 
@@ -109,8 +117,7 @@ def broadcast_optimizer_state(
         None if is_root else _map(skeleton, (_Form, _Sparse), lambda form: _make(form, received))
     )
     with one_of_several_steps():
-        for tensor in sent if is_root else received:
-            _broadcast_tensor(tensor, root_rank, communicator)
+        _broadcast_tensors(sent if is_root else received, root_rank, communicator)
     if not is_root:
         state_dict = _map(parts, _Sparse, _Sparse.join)
         optimizer.load_state_dict(state_dict)
@@ -229,6 +236,46 @@ def _undo_casts(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements in row-major order as uint8; the same memory if it is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _broadcast_tensors(
+    tensors: Sequence[torch.Tensor], root_rank: int, communicator: ringdl.Communicator
+) -> None:
+    """Overwrite tensors, of the same shapes and dtypes on every rank, with those of the root."""
+    together: list[torch.Tensor] = []
+    total = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size > _ALONE_BYTES:
+            _broadcast_tensor(tensor, root_rank, communicator)
+            continue
+        if total + size > _FUSED_BYTES:
+            _broadcast_together(together, root_rank, communicator)
+            together, total = [], 0
+        if size > 0:
+            together.append(tensor)
+            total += size
+    _broadcast_together(together, root_rank, communicator)
+
+
+def _broadcast_together(
+    tensors: Sequence[torch.Tensor], root_rank: int, communicator: ringdl.Communicator
+) -> None:
+    if len(tensors) < 2:
+        for tensor in tensors:
+            _broadcast_tensor(tensor, root_rank, communicator)
+        return
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
+    flat = torch.zeros(sum(padded), dtype=torch.uint8)
+    pieces = [room[:size] for room, size in zip(flat.split(padded), sizes, strict=True)]
+    if communicator.rank == root_rank:
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            piece.copy_(_as_bytes(tensor))
+    communicator.broadcast_(flat, root_rank)
+    if communicator.rank != root_rank:
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            tensor.copy_(piece.view(tensor.dtype).reshape(tensor.shape))
 
 
 def _broadcast_tensor(
