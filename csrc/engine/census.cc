@@ -36,12 +36,16 @@ int Census::Count::offset_of(int rank) const {
   return member < 0 ? 0 : (member - group->rank + group->size()) % group->size();
 }
 
-void Census::begin(const Key& key, const SharedGroup& group, int64_t patience, int64_t now) {
+// Who is asked takes over when that was begun: else what is asked late, after waiting for a silent
+// rank, would have all begin anew, again and again.
+void Census::begin(const Key& key, const SharedGroup& group, int64_t patience, int64_t age,
+                   int64_t now) {
   Count& count = counts_[key];
-  if (count.group && now - count.begun_ns < kFreshNs) return;
+  count.touched_ns = now;
+  if (count.group && now - age - count.begun_ns < kFreshNs) return;
   const auto size = static_cast<size_t>(group->size());
   count.group = group;
-  count.begun_ns = now;
+  count.begun_ns = now - age;
   count.patience_ns = patience;
   count.number = next_number_++;
   count.standings.resize(size, Standing::kUnknown);
@@ -79,6 +83,8 @@ void Census::ask(const Key& key, Count& count, int offset, int level, int64_t no
   head.sequence = count.number;
   head.tag = level;
   head.value = static_cast<uint64_t>(count.patience_ns);
+  head.age_ms = static_cast<uint16_t>(
+      std::clamp<int64_t>((now - count.begun_ns) / kMillisecond, 0, UINT16_MAX));
   control_.send(count.rank_at(offset), head);
   Member& member = count.members[static_cast<size_t>(offset)];
   if (member.asked_ns == 0) member.asked_ns = now;
@@ -136,7 +142,10 @@ void Census::on_query(const ControlMessage& message, int64_t now) {
   const Key& key = message.head.key;
   const SharedGroup group = host_.group_in_flight(key);
   const Held from{message.from, message.head.sequence, message.head.tag};
-  if (group) begin(key, group, static_cast<int64_t>(message.head.value), now);
+  if (group) {
+    begin(key, group, static_cast<int64_t>(message.head.value), message.head.age_ms * kMillisecond,
+          now);
+  }
   const auto found = counts_.find(key);
   Count* const count = group ? &found->second : nullptr;
   const bool is_there = count == nullptr || from.level == kStandingOnly || count->is_complete() ||
@@ -219,7 +228,7 @@ void Census::on_answer(const ControlMessage& message, int64_t now) {
   if (!submitted) host_.on_missing(key, message.from);
 }
 
-void Census::on_left(const std::vector<int>& ranks) {
+void Census::on_left(const std::vector<int>& ranks, int64_t now) {
   for (auto& [key, count] : counts_) {
     if (!count.group) continue;
     for (const int rank : ranks) {
@@ -227,7 +236,7 @@ void Census::on_left(const std::vector<int>& ranks) {
       if (offset == 0 || count.members[static_cast<size_t>(offset)].asked_ns == 0) continue;
       const auto member = static_cast<size_t>(count.member_at(offset));
       if (count.standings[member] != Standing::kSubmitted) {
-        ask(key, count, offset, kStandingOnly, count.begun_ns);
+        ask(key, count, offset, kStandingOnly, now);
       }
     }
   }
@@ -238,7 +247,7 @@ void Census::look(int64_t now) {
     if (count.group) advance(key, count, now);
   }
   std::erase_if(counts_, [now](const auto& entry) {
-    return entry.second.kept <= 0 && now - entry.second.begun_ns > kForgetNs;
+    return entry.second.kept <= 0 && now - entry.second.touched_ns > kForgetNs;
   });
 }
 

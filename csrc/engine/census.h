@@ -44,9 +44,11 @@ class Census {
 
   Census(Host& host, ControlPlane& control) : host_(host), control_(control) {}
 
-  /// Counts the members of a group, unless that was begun a moment ago.
+  /// Counts the members of a group, unless that was begun a moment ago, here or elsewhere.
   /// @param patience_ns  how long a silent member is waited for
-  void begin(const Key& key, const SharedGroup& group, int64_t patience_ns, int64_t now_ns);
+  void begin(const Key& key, const SharedGroup& group, int64_t patience_ns, int64_t now_ns) {
+    begin(key, group, patience_ns, 0, now_ns);
+  }
   /// Keeps what is found out about a key, until as many calls of release().
   void keep(const Key& key) { ++counts_[key].kept; }
   void release(const Key& key);
@@ -57,7 +59,7 @@ class Census {
   void on_query(const ControlMessage& message, int64_t now_ns);
   void on_answer(const ControlMessage& message, int64_t now_ns);
   /// Asks ranks that have left again: what they said before that is not their last word.
-  void on_left(const std::vector<int>& ranks);
+  void on_left(const std::vector<int>& ranks, int64_t now_ns);
   /// Called now and then.
   void look(int64_t now_ns);
 
@@ -75,8 +77,9 @@ class Census {
   };
   struct Count {
     int kept = 0;
-    SharedGroup group;  // null: not begun
-    int64_t begun_ns = 0;
+    SharedGroup group;       // null: not begun
+    int64_t begun_ns = 0;    // by the first rank that did
+    int64_t touched_ns = 0;  // when this rank, or another one, last wanted to know
     int64_t patience_ns = 0;
     uint32_t number = 0;              // tells its questions from those of the one before
     std::vector<Standing> standings;  // by member of the group
@@ -96,6 +99,8 @@ class Census {
     int offset_of(int rank) const;
   };
 
+  void begin(const Key& key, const SharedGroup& group, int64_t patience_ns, int64_t age_ns,
+             int64_t now_ns);
   void ask(const Key& key, Count& count, int offset, int level, int64_t now_ns);
   void ask_more(const Key& key, Count& count, int64_t now_ns);
   void advance(const Key& key, Count& count, int64_t now_ns);

@@ -78,7 +78,7 @@ class Diagnosis final : private Census::Host {
     census_.on_answer(message, now_ns);
   }
   /// These ranks have told that they submit nothing more.
-  void on_left(const std::vector<int>& ranks) { census_.on_left(ranks); }
+  void on_left(const std::vector<int>& ranks, int64_t now_ns) { census_.on_left(ranks, now_ns); }
   void on_query(const ControlMessage& message);
   void on_answer(const ControlMessage& message);
   void on_blocked(const ControlMessage& message);

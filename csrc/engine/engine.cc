@@ -227,7 +227,7 @@ std::shared_ptr<Work> Engine::allreduce_now(const Call& call, void* data,
   const std::shared_ptr<Work> before = in_slots_.expired() ? nullptr : in_slots_.lock();
   const Key key = key_of(call, *all_);
   const size_t bytes = bytes_of(call);
-  const bool is_small = bytes <= Slots::kPayloadBytes;
+  const bool is_small = bytes <= Slots::most_bytes(size_);
   const bool is_here = has_slots() && has_reduction(call.dtype, call.reduction) &&
                        (is_small || choose(bytes, *find_layout(*all_)) == Algorithm::kDirect);
   if (!is_here || (before && !before->ended()) || matching_.is_known_to_fail(key)) {

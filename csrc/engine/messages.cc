@@ -102,7 +102,7 @@ void Engine::on_left(const std::vector<int>& ranks) {
     if (work->names_no_sender || is_awaited) works.push_back(work);
   }
   for (const auto& work : works) check_previous_left(work);
-  diagnosis_->on_left(ranks);
+  diagnosis_->on_left(ranks, now_ns());
 }
 
 void Engine::apply(Work& work, int from, const MessageHead& head, const Description& description,

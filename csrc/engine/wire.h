@@ -116,7 +116,7 @@ enum class MessageType : uint8_t {
 struct MessageHead {
   MessageType type = MessageType::kSubmit;
   uint8_t flag = 0;
-  uint16_t reserved = 0;
+  uint16_t age_ms = 0;  // of a census, since it was begun somewhere
   int32_t tag = 0;
   uint32_t sequence = 0;
   uint32_t payload_bytes = 0;
