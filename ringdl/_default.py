@@ -52,8 +52,8 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
 
     Raises:
         UsageError: the launcher does not belong to the MPI library, there is no usable one, a
-            setting cannot be followed, torchrun's ranks cannot find each other, or this process is
-            a child of a rank.
+            setting cannot be followed, torchrun's ranks cannot find each other or were given a
+            communicator of MPI, or this process is a child of a rank.
         StallError: torchrun's ranks do not all come within RINGDL_TIMEOUT.
     """
     global _default
@@ -72,7 +72,13 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     settings = read_settings(os.environ)
     if started is None or started.rank == 0:
         warn_of_unknown(os.environ)
-    if comm is None and job is not None and not _mpi_has_ranks():
+    if job is not None and not _mpi_has_ranks():
+        if comm is not None:
+            raise UsageError(
+                f"{job} says that there are {job.size} ranks, and the communicator that init() was "
+                "given knows of one: MPI has not started them. Leave it out, or start with "
+                f"`mpirun -n {job.size}`"
+            )
         _default = _init_over_sockets(job, settings, tuning)
     elif comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
         alone = Communicator(_engine.alone(), settings=settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,8 +37,14 @@ def init(
 
 
 def _communicator_of_ranks(ranks: list[int]) -> Any:
-    from ringdl import _mpi
+    from ringdl import _launch, _mpi
 
+    job = _launch.detect_store_job(os.environ)
+    if ranks and job is not None:
+        raise ringdl.UsageError(
+            f"{job} has started this process, and a list of ranks is for those of mpirun; start "
+            "with mpirun, or call init() on all ranks and make a process set of these"
+        )
     return _mpi.communicator_of(ranks) if ranks else None
 
 

@@ -32,6 +32,16 @@ def test_they_are_refused_where_mpi_sees_one_rank_too() -> None:
     assert "UsageError" in result.stderr
 
 
+def test_a_communicator_that_knows_of_one_rank_is_refused() -> None:
+    """Of the program's own `ringdl.init()` nothing is left to run."""
+    for call in ("ringdl.init(MPI.COMM_WORLD)", "import ringdl.torch as hvd; hvd.init([0, 1])"):
+        result = init_with("from mpi4py import MPI; import ringdl", call, RANK="1", WORLD_SIZE="2")
+        assert result.returncode != 0
+        assert "UsageError" in result.stderr, result.stderr
+        assert "mpirun" in result.stderr
+        assert "MASTER_ADDR" not in result.stderr
+
+
 def test_a_size_without_a_rank_means_nothing() -> None:
     assert init_with(WORLD_SIZE="2").stdout == "1\n"
 
