@@ -421,6 +421,7 @@ class Engine final : private Diagnosis::Host {
   bool one_submitter_ = true;                 // and whether it is the only one
   int64_t works_ended_ = 0;
   int64_t common_works_ended_ = 0;  // of all ranks
+  int64_t works_before_join_ = 0;   // so many of them, when all ranks last joined
   int quiet_polls_ = 0;             // since the last message
   int64_t polls_ = 0;
   int64_t next_poll_ns_ = 0;  // of a caller that awaits no message

@@ -73,7 +73,8 @@ Call neutral_call(const Description& theirs, const SharedGroup& group) {
 void Engine::begin_join() {
   note_submitter();
   joining_ = std::make_shared<Joining>();
-  int64_t works = common_works_ended_;  // those that all ranks have, so that counts compare
+  // Those that all ranks have, so that counts compare, since they last met.
+  int64_t works = common_works_ended_ - works_before_join_;
   for (const auto& [key, work] : in_flight_) {
     joining_->own.push_back(work);
     works += static_cast<int64_t>(work->group->is_all());
@@ -115,6 +116,7 @@ const Work& Engine::awaited_in_join(const Joining& joining) const {
 void Engine::end_join() {
   for (const auto& query : joining_->queries) answer_query(query);
   joining_.reset();
+  works_before_join_ = common_works_ended_;
   std::erase_if(joined_, [this](const auto& entry) { return entry.second < next_meeting(); });
 }
 

@@ -151,6 +151,7 @@ void Engine::refuse(const Call& call, const std::string& why) {
   if (is_in_slots) slots_->pass(key.instance);
   matching_.advance(key);
   matching_.take(key);
+  if (group->is_all()) ++common_works_ended_;  // in vain, as on the other ranks
   const std::string label = label_of(key, describe(call), *group);
   const Failure failure{"rank " + std::to_string(rank_) + " cannot make " + label + ": " + why,
                         false, next_meeting()};

@@ -149,6 +149,7 @@ void Engine::fail(const std::shared_ptr<Work>& work, const Failure& why) {
     if (found != buckets_.end()) found->second.failure = why.text;
   }
   in_flight_.erase(work->key);
+  if (work->group->is_all()) ++common_works_ended_;
   record(*work);
   if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
     keep_for_good(work->memory);

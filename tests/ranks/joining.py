@@ -110,3 +110,15 @@ def check_groups(comm: Communicator) -> None:
         comm.barrier()  # counts for more than what only some ranks do
     del pair  # is answered all the same
     assert comm.join() == 2
+
+
+@needs(ranks=2)
+def check_calls_that_fail_count_for_who_came_last(comm: Communicator) -> None:
+    for first in (comm.size - 1, 0):
+        if comm.rank != first:
+            for _ in range(3):
+                with expect(ringdl.UsageError, f"rank {first} has joined", within=5):
+                    comm.broadcast(np.ones(2), first)
+        last = comm.join()
+        assert last == (comm.size - 2 if first == comm.size - 1 else comm.size - 1)
+        comm.barrier()

@@ -224,8 +224,9 @@ def check_by_mpi(comm: Communicator) -> None:
     comm.allreduce_(view, ringdl.Sum, algorithm="mpi")
     assert (view == comm.size * (comm.size - 1) // 2).all()
     pending = comm.barrier_async("in flight") if comm.rank == 0 else None
-    if pending is not None and comm.size > 1:
-        with expect(ringdl.UsageError, "1 works are in flight", "needs that there are none"):
+    if comm.size > 1:
+        error = ringdl.MismatchError if pending is None else ringdl.UsageError
+        with expect(error, "1 works are in flight", "needs that there are none"):
             comm.allreduce(view, algorithm="mpi")
     comm.barrier("refused")  # nobody joins in before that
     (pending or comm.barrier_async("in flight")).wait()
