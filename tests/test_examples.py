@@ -11,7 +11,8 @@ import pytest
 
 from tests.environments import started
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 SMALL_GPT = ("--layers=1", "--heads=2", "--width=32", "--context=32", "--batch=10", "--seed=3")
 TIMEOUT = 120
 
@@ -43,6 +44,10 @@ def assert_same_bits(output: str, ranks: int, digest: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
+def test_readme_opens_with_first() -> None:
+    assert f"```python\n{(EXAMPLES / 'first.py').read_text()}```" in (ROOT / "README.md").read_text()
+
+
 def test_first(mpi_python: str, ranks: int) -> None:
     launcher = ["-m", "ringdl", "run", "-n", str(ranks)] if ranks else []
     result = started(
