@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "base/buffer.h"
@@ -63,6 +64,10 @@ Engine::Engine(std::unique_ptr<Transport> transport, EngineOptions options)
   if (!options_.threads || size_ == 1) return;
   try {
     thread_ = std::thread([this] { progress_in_background(); });
+  } catch (const std::system_error& error) {
+    control_->close();
+    throw Error("this process may start no thread more (" + std::string(error.what()) +
+                "): raise its limits of memory or of processes (ulimit -v, ulimit -u)");
   } catch (...) {
     control_->close();
     throw;

@@ -40,6 +40,15 @@ after[...] = 3
 assert (before == 1).all()
 """
 
+NO_ADDRESSES = """
+import resource
+from ringdl import _engine
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), used + (4 << 20)))
+_engine.loopback(2)
+"""
+
 
 @pytest.mark.parametrize("count", [10, 10_000, 100_000])
 def test_a_rank_may_leave_at_once(run_ranks, count: int) -> None:
@@ -169,3 +178,15 @@ def test_each_host_shares_memory_or_not(
         assert f"rank {first} on " in texts[0]
         assert "no memory for 2" in texts[0]
         assert ("1 more hosts" in texts[0]) == (len(refused) == 3)
+
+
+def test_no_memory_for_a_thread_is_said() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", NO_ADDRESSES],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "Error: this process may start no thread more (" in ended.stderr
