@@ -194,7 +194,10 @@ class Reductions(Base):
         parts = _parts(operands, op)
         if refused is not None:  # an array that is none counts as one that travels with others
             self._refuse(refused, Kind.allreduce, *_part_names(name, max(1, len(parts))))
-            raise refused
+            try:
+                raise refused
+            finally:
+                del refused  # it holds this frame, and so the communicator, in a cycle
         works = []
         for part_name, (operand, _) in zip(_part_names(name, len(parts)), parts, strict=True):
             wire = compression if _arrays.dtype_of(operand) == DType.float32 else None
