@@ -262,6 +262,9 @@ def check_refused(comm: Communicator) -> None:
     for call in (comm.send, comm.recv_):
         with expect(ringdl.UsageError, f"rank {comm.rank} cannot send to itself"):
             call(x, comm.rank)
+    if size == 1:
+        with expect(ringdl.UsageError, "no other rank to receive from"):
+            comm.recv_(x)
     read_only = x.copy()
     read_only.flags.writeable = False
     with expect(ringdl.UsageError, "read-only"):
