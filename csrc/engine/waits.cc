@@ -22,7 +22,7 @@ constexpr int64_t kLookAtPeersNs = kSecond / 2;
 constexpr int kLooksBeforeMissed = 1;
 
 // Likewise once this rank has left: those that hear before it that all have are gone.
-constexpr int kLooksAfterLeaving = 10;
+constexpr int kLooksAfterLeaving = 4;
 
 // Of a wait: from when on it has those counted that have come, before its deadline.
 int64_t count_within(int64_t timeout_ns) { return std::min(kSecond, timeout_ns / 4 * 3); }
