@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -268,7 +269,9 @@ def _broadcast_together(
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
     flat = torch.zeros(sum(padded), dtype=torch.uint8)
-    pieces = [room[:size] for room, size in zip(flat.split(padded), sizes, strict=True)]
+    ends = itertools.accumulate(padded)
+    begins = [end - size for end, size in zip(ends, padded, strict=True)]
+    pieces = [flat[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
     if communicator.rank == root_rank:
         for piece, tensor in zip(pieces, tensors, strict=True):
             piece.copy_(_as_bytes(tensor))
