@@ -151,6 +151,7 @@ def _set_up(
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     communicator._timeout = agreed.timeout
     shared.checks_replicas = agreed.check_replicas
+    engine.set_join_answers_allreduces_only(agreed.join == "allreduce")
     engine.set_watchdog(agreed.watchdog, agreed.debug)
     no_memory = None
     if agreed.shared_memory and communicator.host_count < communicator.size:

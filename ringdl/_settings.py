@@ -65,6 +65,8 @@ _ALGORITHM = Values(
     f"one of {', '.join(ALGORITHMS)}", {name: name for name in ALGORITHMS}.__getitem__
 )
 
+_JOIN = Values("one of all, allreduce", {name: name for name in ("all", "allreduce")}.__getitem__)
+
 
 def _setting(variable: str, values: Values, default: Any, unset: str, meaning: str) -> Any:
     """A field of `Settings`.
@@ -148,6 +150,14 @@ class Settings:
         True,
         "1",
         "0: the first `step()` of a wrapped optimizer does not compare the ranks' parameters.",
+    )
+    join: str = _setting(
+        "RINGDL_JOIN",
+        _JOIN,
+        "all",
+        "all",
+        "What a rank in `join()` answers: all calls of the others, or each `allreduce` alone, so "
+        "that what would lack its rows fails, as with Horovod.",
     )
 
 

@@ -237,6 +237,13 @@ void bind_communicator(nb::module_& module) {
             return self.engine->join(to_ns(timeout), check_signals);
           },
           nb::arg("timeout"))
+      .def(
+          "set_join_answers_allreduces_only",
+          [](Communicator& self, bool only) {
+            const nb::gil_scoped_release release;
+            self.engine->set_join_answers_allreduces_only(only);
+          },
+          nb::arg("only"))
       .def("look",
            [](Communicator& self) {
              const nb::gil_scoped_release release;

@@ -171,6 +171,9 @@ class Engine final : private Diagnosis::Host {
   /// submitted until then, the highest
   /// @throws MismatchError  a rank has shut down instead
   int join(int64_t timeout_ns, const std::function<void()>& interrupted = {});
+  /// Whether join() answers allreduces alone, and has all other calls fail: with no rows or zeros
+  /// of a joined rank their results may not mean what the caller thinks. The same on all ranks.
+  void set_join_answers_allreduces_only(bool only);
   /// A group that this rank is a member of: join() answers calls of those that are known, which are
   /// kept for good.
   void know_group(const SharedGroup& group);
@@ -407,6 +410,7 @@ class Engine final : private Diagnosis::Host {
   std::map<int, uint64_t> joined_;  // by rank: for which meeting, of those that may still wait
   std::unique_ptr<Diagnosis> diagnosis_;
   std::unique_ptr<Watchdog> watchdog_;
+  bool answers_allreduces_only_ = false;
   bool watchdog_dumps_ = false;
   Trace trace_;
   int dumps_done_ = 0;  // of those that a signal asked for

@@ -29,7 +29,11 @@ std::string joined_text(int rank) { return "rank " + std::to_string(rank) + " ha
 
 // Why a joined rank cannot answer a call; empty if it can.
 std::string refusal(const Description& theirs, const Group& group, int rank,
-                    const std::string& label) {
+                    const std::string& label, bool allreduces_only) {
+  if (allreduces_only && theirs.kind != Kind::kAllreduce) {
+    return joined_text(rank) + "answers allreduces only, as RINGDL_JOIN=allreduce says, not " +
+           label + ": make the call before any rank calls join()";
+  }
   const bool has_root = theirs.kind == Kind::kBroadcast || theirs.kind == Kind::kGather ||
                         theirs.kind == Kind::kScatter;
   if (has_root && theirs.root == group.rank) {
@@ -160,7 +164,7 @@ void Engine::answer(const Matching::Header& header) {
   std::string why = joined_text(rank_) + "neither sends nor receives: exchange messages before";
   if (theirs.kind != Kind::kMessage) {
     told = group->ranks;
-    why = refusal(theirs, *group, rank_, label_of(key, theirs, *group));
+    why = refusal(theirs, *group, rank_, label_of(key, theirs, *group), answers_allreduces_only_);
   }
   if (!why.empty()) {
     matching_.advance(key);
@@ -184,6 +188,11 @@ void Engine::answer(const Matching::Header& header) {
 
 uint64_t Engine::next_meeting() const {
   return matching_.uses({KeySpace::kName, hash_of(kMeeting), 0});
+}
+
+void Engine::set_join_answers_allreduces_only(bool only) {
+  Lock lock = lock_for_call();
+  answers_allreduces_only_ = only;
 }
 
 void Engine::know_group(const SharedGroup& group) {

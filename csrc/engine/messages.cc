@@ -232,11 +232,11 @@ void Engine::fail_for_left(const Key& key, int left_rank) {
   if (found == in_flight_.end()) return;
   const std::shared_ptr<Work> work = found->second;
   if (work->names_no_sender) return fail_if_all_have_left(*work);
-  fail_everywhere(*work,
-                  {"rank " + std::to_string(left_rank) + " has shut down without submitting " +
-                       work->label() + ", for which rank " + std::to_string(rank_) +
-                       " waits. " + cure_of_leaving(key),
-                   false, work->description.joins});
+  fail_everywhere(
+      *work,
+      {"rank " + std::to_string(left_rank) + " has shut down without submitting " + work->label() +
+           ", for which rank " + std::to_string(rank_) + " waits. " + cure_of_leaving(key),
+       false, work->description.joins});
 }
 
 }  // namespace ringdl

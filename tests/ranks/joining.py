@@ -122,3 +122,26 @@ def check_calls_that_fail_count_for_who_came_last(comm: Communicator) -> None:
         last = comm.join()
         assert last == (comm.size - 2 if first == comm.size - 1 else comm.size - 1)
         comm.barrier()
+
+
+@needs(ranks=2)
+def check_only_allreduces_are_answered(comm: Communicator) -> None:
+    """RINGDL_JOIN=allreduce."""
+    comm._engine.set_join_answers_allreduces_only(True)
+    for first in (comm.size - 1, 0):
+        if comm.rank != first:
+            total = comm.allreduce(np.ones(3), ringdl.Sum, "a")
+            assert total.tolist() == [comm.size - 1] * 3
+            calls = (
+                lambda: comm.allgather(np.ones(2)),
+                lambda first=first: comm.broadcast(np.ones(2), 0 if first else 1, "b"),
+                lambda: comm.reducescatter(np.ones((comm.size, 1))),
+                comm.barrier,
+            )
+            for call in calls:
+                with expect(ringdl.UsageError, f"rank {first} has joined", "RINGDL_JOIN", within=5):
+                    call()
+        last = comm.join()
+        assert last == (comm.size - 2 if first == comm.size - 1 else comm.size - 1)
+        comm.barrier()
+    comm._engine.set_join_answers_allreduces_only(False)
