@@ -87,7 +87,8 @@ def _sum_rows(
     )
     sums.index_add_(0, inverse, values.to(sums.dtype))
     if divisor > 1:
-        sums.div_(divisor, rounding_mode=None if sums.is_floating_point() else "trunc")
+        is_exact = sums.is_floating_point() or sums.is_complex()
+        sums.div_(divisor, rounding_mode=None if is_exact else "trunc")
     return torch.sparse_coo_tensor(
         torch.stack(torch.unravel_index(unique, sparse_shape)),
         sums.to(values.dtype),

@@ -267,14 +267,16 @@ def check_refused(comm: Communicator) -> None:
             comm.recv_(x)
     read_only = x.copy()
     read_only.flags.writeable = False
-    with expect(ringdl.UsageError, "read-only"):  # named: its sender will not hear of it
-        comm.recv_(read_only, (comm.rank + 1) % size, "wrong")
+    if size > 1:
+        with expect(ringdl.UsageError, "read-only"):  # named: its sender will not hear of it
+            comm.recv_(read_only, (comm.rank + 1) % size, "wrong")
     assert len(comm.alltoall(read_only)) == 2 * size, "reading is enough"
     calls = (comm.alltoall, comm.gather, comm.scatter, comm.reducescatter, comm.gather_async)
     for text, wrong in {"complex64": x.astype(np.complex64), "list": [1.0]}.items():
         for call in calls:
             with expect(ringdl.UsageError, text):
                 call(wrong)
-        with expect(ringdl.UsageError, text):
-            comm.send(wrong, (comm.rank + 1) % size, f"wrong {text}")
+        if size > 1:
+            with expect(ringdl.UsageError, text):
+                comm.send(wrong, (comm.rank + 1) % size, f"wrong {text}")
     assert comm.stats()["works_in_flight"] == 0
