@@ -208,6 +208,9 @@ def _compile(function: Function, name: str, dtype: DType) -> Any:
 
 def _first_reason(error: Exception) -> str:
     """The first line of Numba's message that says what is wrong, not where Numba was."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    import re
+
+    plain = re.sub("\x1b\\[[0-9;]*m", "", str(error))  # in colours, where colorama is installed
+    lines = [line.strip() for line in plain.splitlines()]
     said = [line for line in lines if line and not line.startswith("Failed in nopython mode")]
     return said[0] if said else type(error).__name__

@@ -18,6 +18,9 @@ ALGORITHMS = ("ring", "doubling", "direct", "hierarchical")
 RANK_PROCESS = "RINGDL_RANK_PROCESS"
 """By which a rank's children are told (`ringdl._children`)."""
 
+_PREFIX = "RINGDL_"
+"""What all settings begin with."""
+
 _TESTS = "RINGDL_TEST_"
 """What variables of the tests begin with."""
 
@@ -181,7 +184,8 @@ OTHERS = {
     "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": "Set by torchrun and `accelerate launch`, or by "
     "hand: `init()` finds the other ranks by them, unless a launcher of MPI is there. "
     "`ringdl.torch.backend` sets them where they are not set.",
-    "LOCAL_RANK, LOCAL_WORLD_SIZE": "Set by `ringdl.torch.backend` where they are not set.",
+    "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK": "Set by `ringdl.torch.backend` where they are not "
+    "set.",
     "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Tell torchrun's ranks from earlier ones.",
     "GLOO_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` on one host, unless it is set.",
     RANK_PROCESS: "Set by `init()`, for children of a rank to know that they are none.",
@@ -228,16 +232,17 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 def find_unknown(environ: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that looks like a setting and is none."""
     known = [setting.metadata["variable"] for setting in fields(Settings)]
+    endings = [name.removeprefix(_PREFIX) for name in known]
     sentences = []
     for name in sorted(environ):
-        if name in (*known, RANK_PROCESS) or not name.startswith("RINGDL_"):
+        if name in (*known, RANK_PROCESS) or not name.startswith(_PREFIX):
             continue
         if name.startswith(_TESTS):
             continue
         import difflib
 
-        near = difflib.get_close_matches(name, known, 1)
-        meant = f" (do you mean {near[0]}?)" if near else ""
+        near = difflib.get_close_matches(name.removeprefix(_PREFIX), endings, 1)
+        meant = f" (do you mean {_PREFIX}{near[0]}?)" if near else ""
         sentences.append(
             f"{name} is no setting of ringdl and changes nothing{meant}; docs/settings.md has all"
         )

@@ -138,7 +138,7 @@ def test_what_is_missing_comes_with_a_command_that_every_shell_takes(
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    torch = _doctor.check_torch()
+    torch = _doctor.check_torch(trial=False)
     assert "`pip install torch --index-url https://download.pytorch.org/whl/cpu`" in torch.text
     for path in (Path(_doctor.__file__).parent).rglob("*.py"):
         assert "install ringdl[" not in path.read_text(), path
