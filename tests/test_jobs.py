@@ -69,11 +69,27 @@ def kill_all(mark: str) -> list[str]:
     for process in processes_of(mark):
         try:
             words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-            left.append(f"{process}: {b' '.join(words).decode()}")
+            left.append(f"{process}: {b' '.join(words).decode()}{_threads_of(process)}")
             os.kill(process, signal.SIGKILL)
         except OSError:
             continue
     return left
+
+
+def _threads_of(process: int) -> str:
+    """What each of its threads is at: its state, where it sleeps, in which call of the kernel."""
+    text = ""
+    for thread in sorted(Path(f"/proc/{process}/task").glob("*")):
+        for file in ("comm", "stat", "wchan", "syscall", "stack"):
+            try:
+                words = (thread / file).read_text().split()
+            except OSError:  # no such thread now, or not for this user
+                continue
+            if file == "stat":
+                state, user, system = words[-50], words[-39], words[-38]
+                words = [state, f"{user}+{system} ticks"]
+            text += ("\n    " if file == "comm" else ", ") + " ".join(words)
+    return text
 
 
 def run_job(
@@ -131,8 +147,10 @@ def _run_job(
             left = kill_all(mark)
             job.wait()
     text = [path.read_text(errors="replace") for path in (output, errors)]
-    assert code is not None, f"{shlex.join(command)} ran past {timeout} s:\n{''.join(text)}"
-    assert not left, f"left behind: {left}\n{''.join(text)}"
+    remains = "\n".join(left)
+    why = f"{shlex.join(command)} ran past {timeout} s:\n{''.join(text)}\n{remains}"
+    assert code is not None, why
+    assert not left, f"left behind: {remains}\n{''.join(text)}"
     return Ended(code, *text, ended)
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "engine/group.h"
 
 namespace ringdl {
 namespace {
@@ -139,6 +140,26 @@ void Departures::tell(Neighbour& neighbour, int64_t now) {
 bool Departures::is_over() const {
   return previous_has_told_ && std::ranges::find(told_of_, false) == told_of_.end() &&
          std::ranges::none_of(neighbours_, &Neighbour::is_pending);
+}
+
+std::string Departures::awaited() const {
+  std::vector<int> missing;
+  std::vector<int> untold;  // of their leaving this rank has heard on one of two ways
+  const auto first = std::ranges::find(left_, true) - left_.begin();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!has_left(rank)) {
+      missing.push_back(rank);
+    } else if (!told_of_[static_cast<size_t>(rank)] ||
+               (rank == previous() && !previous_has_told_)) {
+      untold.push_back(rank);
+    }
+  }
+  if (!missing.empty()) {
+    return first == rank_ ? ranks_text(missing) + ", which did not call it yet" : "";
+  }
+  const std::string here = ", on rank " + std::to_string(rank_);
+  if (!untold.empty()) return "a message that " + ranks_text(untold) + " called it" + here;
+  return is_over() ? "" : "its own messages to leave" + here;
 }
 
 }  // namespace ringdl

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "engine/control.h"
@@ -34,6 +35,9 @@ class Departures {
   void look(int64_t now_ns);
   /// Whether all ranks have left, and all that this one tells has been sent.
   bool is_over() const;
+  /// What this rank, which has left, waits for, in words. For ranks that have not left all others
+  /// wait: then the lowest of these has words, the others none.
+  std::string awaited() const;
 
  private:
   struct Neighbour {

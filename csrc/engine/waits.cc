@@ -267,13 +267,19 @@ void Engine::shutdown(const std::function<void()>& interrupted) {
   buckets_.clear();
   // What failed has been told to its receivers, who take what is on its way. Not so with buckets:
   // their messages may have gone to a rank that never launches them.
+  const std::string here = ", on rank " + std::to_string(rank_);
+  const auto tell = [this](const std::string& awaited, int64_t now) {
+    std::fputs(watchdog_->look_at_shutdown(awaited, now).c_str(), stderr);
+  };
   progress_until(
-      lock, interrupted, [this] { return drains_.empty() && !keyed_work_is_leaving(); }, ignore);
+      lock, interrupted, [this] { return drains_.empty() && !keyed_work_is_leaving(); },
+      [&](int64_t now) { tell("the messages of works that failed" + here, now); });
   departures_->leave(now_ns());
   // The others may need answers from here until they leave too.
   const auto all_have_left = [this] { return departures_->is_over() && control_->idle(); };
-  progress_until(lock, interrupted, all_have_left, [this](int64_t now) {
-    std::fputs(watchdog_->look_at_shutdown(departures_->left(), now).c_str(), stderr);
+  progress_until(lock, interrupted, all_have_left, [&](int64_t now) {
+    const bool is_sending = departures_->is_over();  // the control plane is
+    tell(is_sending ? "its last messages to leave" + here : departures_->awaited(), now);
   });
   lock.unlock();
   stop_thread();

@@ -60,7 +60,7 @@ std::string Watchdog::look(const Works& works, int64_t now) {
   return text;
 }
 
-std::string Watchdog::look_at_shutdown(const std::vector<bool>& left, int64_t now) {
+std::string Watchdog::look_at_shutdown(const std::string& awaited, int64_t now) {
   if (shutdown_since_ns_ == 0) {
     shutdown_since_ns_ = now;
     tell_shutdown_at_ns_ = now + after_ns_;
@@ -68,18 +68,9 @@ std::string Watchdog::look_at_shutdown(const std::vector<bool>& left, int64_t no
   if (after_ns_ == 0 || now < tell_shutdown_at_ns_) return "";
   const int64_t age = now - shutdown_since_ns_;
   tell_shutdown_at_ns_ = now + age;
-  std::vector<int> missing;
-  int first = -1;  // of those that wait
-  for (int rank = 0; rank < static_cast<int>(left.size()); ++rank) {
-    if (!left[static_cast<size_t>(rank)]) {
-      missing.push_back(rank);
-    } else if (first < 0) {
-      first = rank;
-    }
-  }
-  if (missing.empty() || first != rank_) return "";
-  return "ringdl: shutdown() waits since " + std::to_string(age / kSecond) + " s for " +
-         ranks_text(missing) + ", which did not call it yet\n";
+  if (awaited.empty()) return "";
+  return "ringdl: shutdown() waits since " + std::to_string(age / kSecond) + " s for " + awaited +
+         "\n";
 }
 
 }  // namespace ringdl

@@ -29,8 +29,9 @@ class Watchdog {
   /// Called now and then. Returns what there is to print, mostly nothing.
   std::string look(const Works& works, int64_t now_ns);
 
-  /// The same while this rank has shut down and waits for those that have not.
-  std::string look_at_shutdown(const std::vector<bool>& left, int64_t now_ns);
+  /// The same of shutdown().
+  /// @param awaited  what it waits for; empty: another rank tells of it
+  std::string look_at_shutdown(const std::string& awaited, int64_t now_ns);
 
   /// Whether this rank has had an old work since the last call.
   bool take_alarm() { return std::exchange(alarm_, false); }
