@@ -11,12 +11,31 @@ constexpr int64_t kMicrosecond = 1'000;
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kSecond = 1'000'000'000;
 
-/// Nanoseconds of a monotone clock. The engine and transports read it; collectives never do.
+/// Nanoseconds of the machine's monotone clock. Threads that wait and transports read it; the
+/// engine is handed a Clock, and collectives read none.
 inline int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
+
+/// What time it is, as far as an engine knows: the machine's, a test's or a simulator's.
+class Clock {
+ public:
+  /// Nanoseconds since some instant; never less than before.
+  virtual int64_t now_ns() const = 0;
+
+ protected:
+  ~Clock() = default;
+};
+
+/// The machine's monotone clock.
+class MonotonicClock final : public Clock {
+ public:
+  int64_t now_ns() const override { return ringdl::now_ns(); }
+};
+
+inline constexpr MonotonicClock kMonotonicClock;
 
 /// Nanoseconds of a processor that the calling thread has used.
 inline int64_t thread_cpu_ns() {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "engine/engine.h"
+#include "engine/driver.h"
 #include "transport/host/window.h"
 
 /// What the files of the binding share. Every call into the engine that takes its lock lets go of
@@ -60,30 +60,30 @@ struct Held {
   nb::object operation;
 };
 
-/// An engine and what is in flight in it.
+/// A driver and what is in flight in its engine.
 struct Communicator {
-  std::shared_ptr<Engine> engine;
-  std::shared_ptr<Window> window;                // until the engine uses it
+  std::shared_ptr<Driver> driver;
+  std::shared_ptr<Window> window;                // until the driver uses it
   std::unordered_map<uint64_t, Held> in_flight;  // by work; touched with the GIL held
 
   Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator() {
-    if (!engine) return;
+    if (!driver) return;
     let_go_of_ended();
-    if (!engine->is_shut_down() && !in_flight.empty()) {  // MPI may still read what it sends
+    if (!driver->is_shut_down() && !in_flight.empty()) {  // MPI may still read what it sends
       new auto(std::move(in_flight));
     }
     const nb::gil_scoped_release release;
-    engine.reset();
+    driver.reset();
   }
 
   void let_go_of_ended() {
     std::vector<uint64_t> ended;
     {
       const nb::gil_scoped_release release;
-      ended = engine->take_ended();
+      ended = driver->take_ended();
     }
     for (const uint64_t id : ended) in_flight.erase(id);
   }

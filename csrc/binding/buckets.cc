@@ -76,13 +76,13 @@ void bind_buckets(nb::module_& module) {
              int64_t first_number, const SharedGroup& group, std::optional<DType> compression) {
             std::vector<GradientSpec> gradients = gradients_of(specs);
             BucketPlan plan = plan_buckets(gradients, bucket_bytes, first_bucket_bytes);
-            const auto& engine = communicator.engine;
+            const auto& driver = communicator.driver;
             std::unique_ptr<GradientBuckets> buckets;
             {
               const nb::gil_scoped_release release;
               buckets = std::make_unique<GradientBuckets>(
-                  engine, std::move(gradients), std::move(plan), reduction, first_number,
-                  group ? group : engine->group_of_all_ranks(), compression);
+                  driver, std::move(gradients), std::move(plan), reduction, first_number,
+                  group ? group : driver->group_of_all_ranks(), compression);
             }
             new (self) Buckets(std::move(buckets));
           },

@@ -30,7 +30,7 @@ nb::bytes json_of_trace(const Communicator& self, int64_t origin_ns, const Take&
   std::string text;
   {
     const nb::gil_scoped_release release;
-    text = json_of(take(), self.engine->rank(), origin_ns);
+    text = json_of(take(), self.driver->rank(), origin_ns);
   }
   return nb::bytes(text.data(), text.size());
 }
@@ -63,7 +63,7 @@ std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array>
   std::shared_ptr<Work> work;
   {
     const nb::gil_scoped_release release;
-    work = self.engine->submit(call, data);
+    work = self.driver->submit(call, data);
   }
   if (array && !work->released.load()) {
     self.in_flight.emplace(
@@ -110,7 +110,7 @@ Bytes allocate_array(const Communicator& self, size_t bytes) {
   std::shared_ptr<std::byte> memory;
   {
     const nb::gil_scoped_release release;
-    memory = self.engine->allocate(bytes);
+    memory = self.driver->allocate(bytes);
   }
   std::byte* const data = memory.get();
   const nb::capsule owner(new std::shared_ptr<std::byte>(std::move(memory)), [](void* p) noexcept {
@@ -121,10 +121,8 @@ Bytes allocate_array(const Communicator& self, size_t bytes) {
 
 std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Transport> transport,
                                                 bool threads) {
-  EngineOptions options;
-  options.threads = threads;
   auto communicator = std::make_unique<Communicator>();
-  communicator->engine = make_engine(std::move(transport), options);
+  communicator->driver = make_driver(std::move(transport), {}, threads);
   return communicator;
 }
 
@@ -154,10 +152,10 @@ void bind_communicator(nb::module_& module) {
           nb::arg("address"), nb::arg("digest"), nb::arg("name"), nb::arg("owner"));
 
   nb::class_<Communicator>(module, "Communicator")
-      .def_prop_ro("rank", [](const Communicator& self) { return self.engine->rank(); })
-      .def_prop_ro("size", [](const Communicator& self) { return self.engine->size(); })
+      .def_prop_ro("rank", [](const Communicator& self) { return self.driver->rank(); })
+      .def_prop_ro("size", [](const Communicator& self) { return self.driver->size(); })
       .def_prop_ro("is_shut_down",
-                   [](const Communicator& self) { return self.engine->is_shut_down(); })
+                   [](const Communicator& self) { return self.driver->is_shut_down(); })
       .def("submit", &submit, nb::arg("kind"), nb::arg("array").none(), nb::arg("dtype").none(),
            nb::arg("reduction") = Reduction::kSum, nb::arg("root") = -1, nb::arg("name") = "",
            nb::arg("group").none() = nb::none(), nb::arg("algorithm").none() = nb::none(),
@@ -174,36 +172,36 @@ void bind_communicator(nb::module_& module) {
             call.name = name;
             call.group = std::move(group);
             const nb::gil_scoped_release release;
-            self.engine->refuse(call, why);
+            self.driver->refuse(call, why);
           },
           nb::arg("kind"), nb::arg("name"), nb::arg("group").none(), nb::arg("why"))
       .def(
           "group",
           [](const Communicator& self, std::vector<int> ranks, uint64_t salt) {
             SharedGroup group =
-                group_of(std::move(ranks), self.engine->rank(), self.engine->size(), salt);
+                group_of(std::move(ranks), self.driver->rank(), self.driver->size(), salt);
             const nb::gil_scoped_release release;
-            self.engine->know_group(group);
+            self.driver->know_group(group);
             return group;
           },
           nb::arg("ranks"), nb::arg("salt"))
       .def(
           "pair",
           [](const Communicator& self, int from, int to, const SharedGroup& group) {
-            return group_of_pair(from, to, group ? *group : *self.engine->group_of_all_ranks());
+            return group_of_pair(from, to, group ? *group : *self.driver->group_of_all_ranks());
           },
           nb::arg("from_rank"), nb::arg("to_rank"), nb::arg("group").none())
       .def("wake",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
-             self.engine->wake();
+             self.driver->wake();
            })
       .def(
           "wait",
           [](Communicator& self, const std::shared_ptr<Work>& work, double timeout, bool for_good) {
             {
               const nb::gil_scoped_release release;
-              self.engine->wait(work, to_ns(timeout), check_signals, for_good);
+              self.driver->wait(work, to_ns(timeout), check_signals, for_good);
             }
             self.let_go_of_ended();
           },
@@ -213,69 +211,69 @@ void bind_communicator(nb::module_& module) {
           [](Communicator& self, const std::vector<std::shared_ptr<Work>>& works,
              const std::vector<double>& elapsed, const std::vector<double>& timeouts,
              uint64_t seen) -> std::optional<std::tuple<size_t, std::string>> {
-            std::vector<Engine::Awaited> awaited;
+            std::vector<Driver::Awaited> awaited;
             const int64_t now = now_ns();
             for (size_t i = 0; i < works.size(); ++i) {
               awaited.push_back({works[i], now - to_ns(elapsed[i]), to_ns(timeouts[i])});
             }
-            std::optional<Engine::Stalled> stalled;
+            std::optional<Driver::Stalled> stalled;
             {
               const nb::gil_scoped_release release;
-              stalled = self.engine->wait_any(awaited, seen);
+              stalled = self.driver->wait_any(awaited, seen);
             }
             self.let_go_of_ended();
             if (!stalled) return std::nullopt;
             return std::make_tuple(stalled->index, stalled->why);
           },
           nb::arg("works"), nb::arg("elapsed"), nb::arg("timeouts"), nb::arg("seen"))
-      .def_prop_ro("news", [](const Communicator& self) { return self.engine->news(); })
-      .def("tell_news", [](Communicator& self) { self.engine->tell_news(); })
+      .def_prop_ro("news", [](const Communicator& self) { return self.driver->news(); })
+      .def("tell_news", [](Communicator& self) { self.driver->tell_news(); })
       .def(
           "join",
           [](Communicator& self, double timeout) {
             const nb::gil_scoped_release release;
-            return self.engine->join(to_ns(timeout), check_signals);
+            return self.driver->join(to_ns(timeout), check_signals);
           },
           nb::arg("timeout"))
       .def(
           "set_join_answers_allreduces_only",
           [](Communicator& self, bool only) {
             const nb::gil_scoped_release release;
-            self.engine->set_join_answers_allreduces_only(only);
+            self.driver->set_join_answers_allreduces_only(only);
           },
           nb::arg("only"))
       .def("look",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
-             self.engine->look();
+             self.driver->look();
            })
       .def("forget_submitters",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
-             self.engine->forget_submitters();
+             self.driver->forget_submitters();
            })
       .def("shutdown",
            [](Communicator& self) {
              {
                const nb::gil_scoped_release release;
-               self.engine->shutdown(check_signals);
+               self.driver->shutdown(check_signals);
              }
              self.in_flight.clear();
            })
       .def("abandon",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
-             self.engine->abandon();
+             self.driver->abandon();
            })
       .def("set_segment_bytes",
            [](Communicator& self, size_t bytes) {
              const nb::gil_scoped_release release;
-             self.engine->set_segment_bytes(bytes);
+             self.driver->set_segment_bytes(bytes);
            })
       .def(
           "open_window",
           [](Communicator& self, int local_ranks) {
-            self.window = std::make_shared<Window>(self.engine->rank(), self.engine->size(),
+            self.window = std::make_shared<Window>(self.driver->rank(), self.driver->size(),
                                                    Window::default_bytes(local_ranks));
             const Segment::Address address = self.window->address();
             return std::make_tuple(address.process, address.descriptor, address.bytes,
@@ -294,7 +292,7 @@ void bind_communicator(nb::module_& module) {
           "use_window",
           [](Communicator& self, std::vector<int> hosts) {
             const nb::gil_scoped_release release;
-            self.engine->set_window(self.window, std::move(hosts));
+            self.driver->set_window(self.window, std::move(hosts));
           },
           nb::arg("hosts"))
       .def("close_window", [](Communicator& self) { self.window.reset(); })
@@ -303,41 +301,41 @@ void bind_communicator(nb::module_& module) {
           "set_choice",
           [](Communicator& self, const CostLines& costs, std::optional<Algorithm> wanted) {
             const nb::gil_scoped_release release;
-            self.engine->set_choice(model_of(costs), wanted);
+            self.driver->set_choice(model_of(costs), wanted);
           },
           nb::arg("costs"), nb::arg("wanted").none())
       .def("set_may_spin",
            [](Communicator& self, bool may_spin) {
              const nb::gil_scoped_release release;
-             self.engine->set_may_spin(may_spin);
+             self.driver->set_may_spin(may_spin);
            })
       .def(
           "set_watchdog",
           [](Communicator& self, double after, bool dumps) {
             const nb::gil_scoped_release release;
-            self.engine->set_watchdog(to_ns(after), dumps);
+            self.driver->set_watchdog(to_ns(after), dumps);
           },
           nb::arg("after"), nb::arg("dumps"))
       .def("start_trace",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
-             self.engine->start_trace();
+             self.driver->start_trace();
            })
       .def(
           "take_trace",
           [](Communicator& self, int64_t origin_ns) {
-            return json_of_trace(self, origin_ns, [&] { return self.engine->take_trace(); });
+            return json_of_trace(self, origin_ns, [&] { return self.driver->take_trace(); });
           },
           nb::arg("origin_ns"))
       .def(
           "stop_trace",
           [](Communicator& self, int64_t origin_ns) {
-            return json_of_trace(self, origin_ns, [&] { return self.engine->stop_trace(); });
+            return json_of_trace(self, origin_ns, [&] { return self.driver->stop_trace(); });
           },
           nb::arg("origin_ns"))
       .def("stats", [](const Communicator& self) {
         const nb::gil_scoped_release release;
-        return self.engine->stats();
+        return self.driver->stats();
       });
 
   module.def("default_costs", [] { return lines_of(default_costs()); });

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "binding/binding.h"
-#include "engine/engine.h"
+#include "engine/driver.h"
 #include "reduce/adasum.h"
 #include "reduce/reduce.h"
 #include "reduce/stream.h"

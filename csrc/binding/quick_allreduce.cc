@@ -165,7 +165,7 @@ nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op) {
   std::shared_ptr<Work> work;
   {
     LazyRelease release;
-    work = self.engine->allreduce_now(call, view->data, [&] { release(); });
+    work = self.driver->allreduce_now(call, view->data, [&] { release(); });
   }
   if (!work) return nb::bool_(true);
   if (!work->released.load()) {
@@ -174,7 +174,7 @@ nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op) {
   bool is_done = false;
   {
     const nb::gil_scoped_release release;
-    is_done = self.engine->wait_briefly(work);
+    is_done = self.driver->wait_briefly(work);
   }
   self.let_go_of_ended();
   return is_done ? nb::object(nb::bool_(true)) : nb::cast(work);

@@ -14,7 +14,7 @@ constexpr size_t kLargestPiece = 128 << 10;
 constexpr size_t kSmallestPiece = 16 << 10;
 constexpr size_t kPiecesPerRank = 4;
 
-// So many at most in one step: about half a millisecond, in which the engine's lock is held.
+// So many at most in one step: about half a millisecond, in which the driver's lock is held.
 constexpr int kPiecesPerStep = 8;
 
 size_t piece_bytes_of(size_t bytes, size_t size) {

@@ -16,7 +16,7 @@ constexpr size_t kPlaceBytes = 256 << 10;
 constexpr size_t kSmallestBlock = 16 << 10;
 constexpr uint64_t kPlaces = 2;
 
-// So much at most in one step(): a fraction of a millisecond, in which the engine's lock is held.
+// So much at most in one step(): a fraction of a millisecond, in which the driver's lock is held.
 constexpr size_t kBytesPerStep = 1 << 20;
 
 constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();

@@ -20,7 +20,7 @@ constexpr size_t kSmallestChunk = 16 << 10;
 // From here on arrays are written past the caches, and so are stages if the trial says so.
 constexpr size_t kStreamedBytes = 1 << 20;
 
-// So many at most in one step(): about half a millisecond, in which the engine's lock is held.
+// So many at most in one step(): about half a millisecond, in which the driver's lock is held.
 constexpr int kStepsAtOnce = 6;
 
 size_t chunk_bytes_of(size_t bytes, int size) {

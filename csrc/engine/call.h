@@ -34,7 +34,7 @@ struct Call {
   std::optional<DType> compression = std::nullopt;
   /// Rows for each rank: of an alltoall, and on the root of a scatter.
   std::vector<int64_t> splits = {};
-  /// Where a reducescatter puts this rank's rows: the caller's, as `data` of Engine::submit().
+  /// Where a reducescatter puts this rank's rows: the caller's, as `data` of Driver::submit().
   void* output = nullptr;
   /// Of a message: to this rank, from whichever other member of the group has sent one.
   bool from_any = false;

@@ -14,7 +14,7 @@ namespace ringdl {
 enum class Standing : uint8_t { kUnknown, kMissing, kSubmitted };
 
 /// Finds out which members of a group have submitted a key, with few messages however many want to
-/// know. All members are called with the engine's lock held.
+/// know.
 ///
 /// Those take part that have submitted the key and whose work has not ended: they know the group,
 /// count at once when they are asked, and mostly want to know, too. Each asks the members after it,

@@ -98,7 +98,7 @@ void KeyedChannel::route(int from, Edge& edge, int64_t number) {
   }
   const int rank = context_.rank_of(from);
   if (edge.tag < 0) {
-    edge.tag = context_.tags[static_cast<size_t>(rank)].take();
+    edge.tag = context_.tags.of(rank).take();
     if (edge.tag < 0) return;
     MessageHead grant = head(MessageType::kGrant);
     grant.tag = edge.tag;
@@ -140,8 +140,7 @@ void KeyedChannel::close(int from, int64_t sent) { in_[from].closed = sent; }
 void KeyedChannel::finish() {
   for (auto& [from, edge] : in_) {
     if (edge.tag < 0) continue;
-    context_.tags[static_cast<size_t>(context_.rank_of(from))].give_back(
-        std::exchange(edge.tag, -1));
+    context_.tags.of(context_.rank_of(from)).give_back(std::exchange(edge.tag, -1));
   }
 }
 

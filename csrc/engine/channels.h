@@ -22,7 +22,7 @@ struct EngineCounters {
 struct ChannelContext {
   Transport& transport;
   ControlPlane& control;
-  std::vector<TagPool>& tags;  // per sending rank of the transport
+  TagPools& tags;  // by sending rank of the transport
   EngineCounters& counters;
   SharedGroup group;
 

@@ -35,9 +35,7 @@ bool has_description(MessageType type) {
 }  // namespace
 
 ControlPlane::ControlPlane(Transport& transport, std::function<void(const ControlMessage&)> handle)
-    : transport_(transport),
-      handle_(std::move(handle)),
-      peers_(static_cast<size_t>(transport.size())) {
+    : transport_(transport), handle_(std::move(handle)) {
   for (int i = 0; i < kPostedReceives; ++i) post(std::make_unique<Envelope>());
 }
 
@@ -60,8 +58,7 @@ void ControlPlane::send(int to, MessageHead head, const Description* description
     envelope = std::move(spare_.back());
     spare_.pop_back();
   }
-  const Sender sender{transport_.rank(), peers_[static_cast<size_t>(to)].sent++,
-                      description != nullptr ? 1u : 0u};
+  const Sender sender{transport_.rank(), peers_[to].sent++, description != nullptr ? 1u : 0u};
   head.payload_bytes = static_cast<uint32_t>(payload_bytes);
   envelope->bytes.clear();
   const auto append = [&](const void* data, size_t bytes) {
@@ -93,7 +90,7 @@ void ControlPlane::ended(Ticket ticket) {
 
 void ControlPlane::arrived(const Envelope& envelope) {
   const Sender sender = sender_of(envelope.bytes);
-  Peer& peer = peers_[static_cast<size_t>(sender.rank)];
+  Peer& peer = peers_[sender.rank];
   ++messages_received_;
   if (envelope.from == Transport::kAnyRank && ++peer.heard == kHeardBefore) {
     peer.heard = 0;

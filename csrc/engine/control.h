@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/wire.h"
@@ -78,7 +79,7 @@ class ControlPlane final : public Completion {
 
   Transport& transport_;
   std::function<void(const ControlMessage&)> handle_;
-  std::vector<Peer> peers_;
+  std::unordered_map<int, Peer> peers_;  // with whom there were messages
   std::vector<Near> near_;
   std::vector<std::unique_ptr<Envelope>> incoming_;  // by ticket
   std::vector<std::unique_ptr<Envelope>> outgoing_;  // by ticket

@@ -8,7 +8,7 @@
 
 namespace ringdl {
 
-/// Which ranks have shut down. All members are called with the engine's lock held.
+/// Which ranks have shut down.
 ///
 /// A rank that leaves tells the next rank at once: that one lacks its headers first. All others are
 /// told along a tree over the ranks, with rank 0 at the root: what a rank knows it tells its parent

@@ -50,7 +50,7 @@ Diagnosis::Diagnosis(Host& host, Transport& transport, ControlPlane& control)
       rank_(transport.rank()),
       size_(transport.size()),
       census_(*this, control),
-      reports_(static_cast<size_t>(size_)) {}
+      reports_(rank_ == 0 ? static_cast<size_t>(size_) : 0) {}
 
 void Diagnosis::wait_begins(const Key& key, const std::string& label, const SharedGroup& group,
                             bool for_good, int64_t now) {
@@ -59,22 +59,22 @@ void Diagnosis::wait_begins(const Key& key, const std::string& label, const Shar
   since_ns_ = now;
 }
 
-void Diagnosis::wait_ends(const Key& key) {
+void Diagnosis::wait_ends(const Key& key, int64_t now) {
   const auto wait = std::find_if(waits_.begin(), waits_.end(),
                                  [&](const Wait& candidate) { return candidate.key == key; });
   if (wait != waits_.end()) waits_.erase(wait);
   ++serial_;
-  since_ns_ = now_ns();
+  since_ns_ = now;
 }
 
-void Diagnosis::look(const Key& key, int64_t now) {
+void Diagnosis::look(const Key& key, bool may_submit, int64_t now) {
   if (size_ == 1 || now - since_ns_ < kBlockedNs) return;
   const auto wait = std::find_if(waits_.begin(), waits_.end(),
                                  [&](const Wait& candidate) { return candidate.key == key; });
-  const bool is_blocked = wait != waits_.end() && wait->for_good && !host_.may_submit();
+  const bool is_blocked = wait != waits_.end() && wait->for_good && !may_submit;
   if (is_blocked && told_serial_ != serial_) {
     told_serial_ = serial_;
-    report(rank_, serial_, *wait);
+    report(rank_, serial_, *wait, now);
   }
   count_where_ranks_left(now);
 }
@@ -109,10 +109,10 @@ void Diagnosis::on_missing(const Key& key, int rank) {
   if (host_.left()[static_cast<size_t>(rank)]) host_.fail_for_left(key, rank);
 }
 
-void Diagnosis::report(int rank, uint64_t serial, const Wait& wait) {
+void Diagnosis::report(int rank, uint64_t serial, const Wait& wait, int64_t now) {
   if (rank_ == 0) {
     reports_[static_cast<size_t>(rank)] = {serial, wait};
-    if (!is_round_wanted_) next_round_ns_ = std::max(next_round_ns_, now_ns() + kTogetherNs);
+    if (!is_round_wanted_) next_round_ns_ = std::max(next_round_ns_, now + kTogetherNs);
     is_round_wanted_ = true;
     return;
   }
@@ -126,10 +126,11 @@ void Diagnosis::report(int rank, uint64_t serial, const Wait& wait) {
   control_.send(0, head, &description, bits.data(), bits.size());
 }
 
-void Diagnosis::on_blocked(const ControlMessage& message) {
+void Diagnosis::on_blocked(const ControlMessage& message, int64_t now) {
   report(message.from, message.head.value,
          {message.head.key, message.description.name,
-          from_bits(message.payload, message.head.payload_bytes, size_), nullptr, true});
+          from_bits(message.payload, message.head.payload_bytes, size_), nullptr, true},
+         now);
 }
 
 uint32_t Diagnosis::ask_all(const Key& key, const SharedGroup& group, int64_t within, int64_t now) {

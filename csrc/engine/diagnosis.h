@@ -13,7 +13,7 @@
 
 namespace ringdl {
 
-/// Finds out why nothing moves. All members are called with the engine's lock held.
+/// Finds out why nothing moves.
 ///
 /// Three cases. A wait that nears its timeout has the members of the group counted that have
 /// submitted the key (Census), so that StallError can name those that have not. Once a rank has
@@ -31,8 +31,6 @@ class Diagnosis final : private Census::Host {
     virtual bool is_ahead(const Key& key) const = 0;
     /// The group of a work in flight; else null.
     virtual SharedGroup group_in_flight(const Key& key) const = 0;
-    /// Whether another thread than the calling one, which waits, may submit something yet.
-    virtual bool may_submit() const = 0;
     /// By rank: has told that it submits nothing more.
     virtual const std::vector<bool>& left() const = 0;
     /// The key, for which this rank waits, was not submitted by a rank that has left.
@@ -50,10 +48,11 @@ class Diagnosis final : private Census::Host {
   /// @param for_good  whether it will submit nothing before the work has ended
   void wait_begins(const Key& key, const std::string& label, const SharedGroup& group,
                    bool for_good, int64_t now_ns);
-  void wait_ends(const Key& key);
+  void wait_ends(const Key& key, int64_t now_ns);
 
   /// Called now and then by a thread that waits for the key.
-  void look(const Key& key, int64_t now_ns);
+  /// @param may_submit  whether another thread may submit something yet
+  void look(const Key& key, bool may_submit, int64_t now_ns);
   /// Called now and then on rank 0, whatever it does.
   void look_for_the_stuck(int64_t now_ns);
   /// Called now and then on all ranks.
@@ -81,7 +80,7 @@ class Diagnosis final : private Census::Host {
   void on_left(const std::vector<int>& ranks, int64_t now_ns) { census_.on_left(ranks, now_ns); }
   void on_query(const ControlMessage& message);
   void on_answer(const ControlMessage& message);
-  void on_blocked(const ControlMessage& message);
+  void on_blocked(const ControlMessage& message, int64_t now_ns);
 
  private:
   struct Wait {
@@ -111,7 +110,7 @@ class Diagnosis final : private Census::Host {
 
   std::vector<Answer> answers_to(const Question& question) const;
   uint32_t ask(const Key& key, const std::vector<int>& ranks, int64_t now_ns);
-  void report(int rank, uint64_t serial, const Wait& wait);
+  void report(int rank, uint64_t serial, const Wait& wait, int64_t now_ns);
   void take(int rank, uint32_t number, bool submitted, uint64_t serial);
   void count_where_ranks_left(int64_t now_ns);
   std::vector<Wait> waits_that_may_be_stuck();

@@ -22,28 +22,28 @@ std::string label_of_bucket(const BucketLayout& bucket, const std::vector<Gradie
 
 }  // namespace
 
-GradientBuckets::GradientBuckets(std::shared_ptr<Engine> engine,
+GradientBuckets::GradientBuckets(std::shared_ptr<Driver> driver,
                                  std::vector<GradientSpec> gradients, BucketPlan plan,
                                  Reduction reduction, int64_t first_number,
                                  const SharedGroup& group, std::optional<DType> compression)
-    : engine_(std::move(engine)),
+    : driver_(std::move(driver)),
       gradients_(std::move(gradients)),
       plan_(std::move(plan)),
       first_number_(first_number),
       reduction_(reduction),
       compression_(compression),
       group_(group),
-      layout_(engine_->layout_of(*group)),
+      layout_(driver_->layout_of(*group)),
       shares_(layout_->hosts.size() < group->ranks.size()),
-      window_(shares_ && layout_->local_size() > 1 ? engine_->window() : nullptr),
+      window_(shares_ && layout_->local_size() > 1 ? driver_->window() : nullptr),
       storage_(std::make_shared<BucketStorage>(plan_, [this](size_t bytes) {
-        return window_ ? engine_->allocate(bytes) : allocate(bytes);
+        return window_ ? driver_->allocate(bytes) : allocate(bytes);
       })) {
   if (reduction != Reduction::kSum && reduction != Reduction::kAverage) {
     throw UsageError("buckets reduce gradients by Sum or Average, not " +
                      std::string(name_of(reduction)));
   }
-  if (first_number + static_cast<int64_t>(plan_.buckets.size()) > engine_->max_bucket()) {
+  if (first_number + static_cast<int64_t>(plan_.buckets.size()) > driver_->max_bucket()) {
     throw UsageError(
         "too many buckets were made with this communicator; make them once, not in "
         "each step, or use larger ones");
@@ -110,11 +110,11 @@ bool GradientBuckets::is_reached(size_t number,
 void GradientBuckets::register_bucket(size_t number, std::optional<SharedArrays> shared) {
   const bool shrinks = compression_ && plan_.buckets[number].dtype == DType::kFloat32;
   const Codec codec = shrinks ? Codec(*compression_) : Codec();
-  engine_->add_bucket(first_number_ + static_cast<int64_t>(number), storage_,
-                      storage_->bucket(static_cast<int>(number)), plan_.buckets[number].bytes,
-                      plan_.buckets[number].dtype, reduction_, codec,
-                      label_of_bucket(plan_.buckets[number], gradients_, number), group_,
-                      std::move(shared));
+  driver_->add_bucket(
+      first_number_ + static_cast<int64_t>(number),
+      {storage_, storage_->bucket(static_cast<int>(number)), plan_.buckets[number].bytes,
+       plan_.buckets[number].dtype, reduction_, codec,
+       label_of_bucket(plan_.buckets[number], gradients_, number), group_, std::move(shared)});
 }
 
 // Counters go once all members of the host have left them: others may look at them after this one
@@ -122,7 +122,7 @@ void GradientBuckets::register_bucket(size_t number, std::optional<SharedArrays>
 GradientBuckets::~GradientBuckets() {
   for (size_t i = 0; i < plan_.buckets.size(); ++i) {
     try {
-      engine_->remove_bucket(first_number_ + static_cast<int64_t>(i));
+      driver_->remove_bucket(first_number_ + static_cast<int64_t>(i));
     } catch (...) {  // a forked child, or a broken transport: nothing to give back to
       new auto(std::move(own_counters_));
       return;
@@ -149,13 +149,13 @@ void GradientBuckets::begin_round() {
 }
 
 void GradientBuckets::launch(int number) {
-  engine_->refuse_joined();  // others may be reducing what is there
+  driver_->refuse_joined();  // others may be reducing what is there
   const BucketLayout& layout = plan_.buckets[static_cast<size_t>(number)];
   for (const int index : layout.gradients) {
     storage_->set_produced(index, gradients_[static_cast<size_t>(index)].bytes(),
                            ready_[static_cast<size_t>(index)]);
   }
-  rounds_[static_cast<size_t>(number)].work = engine_->launch_bucket(first_number_ + number);
+  rounds_[static_cast<size_t>(number)].work = driver_->launch_bucket(first_number_ + number);
 }
 
 void GradientBuckets::ready(int index) {
@@ -178,7 +178,7 @@ void GradientBuckets::ready(int index) {
   }
   if (--round.missing == 0) {
     launch(number);
-    engine_->wake();
+    driver_->wake();
   }
 }
 
@@ -195,7 +195,7 @@ std::vector<bool> GradientBuckets::wait(int64_t timeout_ns,
         works.push_back(rounds_[i].work);
       }
     }
-    for (const auto& work : works) engine_->wait(work, timeout_ns, interrupted, for_good);
+    for (const auto& work : works) driver_->wait(work, timeout_ns, interrupted, for_good);
   } catch (const MismatchError& error) {
     std::lock_guard guard(mutex_);
     if (failure_.empty()) failure_ = error.what();

@@ -9,21 +9,21 @@
 
 #include "bucket/plan.h"
 #include "bucket/storage.h"
-#include "engine/engine.h"
+#include "engine/driver.h"
 
 namespace ringdl {
 
 /// Gradients fused in buckets that are averaged (or summed) as soon as they are complete.
 ///
 /// A round: ready(i) for each gradient that is in its place, then wait(). Each public member may be
-/// called by any thread that may call the engine.
+/// called by any thread that may call the driver.
 class GradientBuckets {
  public:
   /// Collective: all members of the group pass the same, which the caller has made sure of. Uses
-  /// the buckets `first_number`, ... of the engine. If places() is not empty,
+  /// the buckets `first_number`, ... of the driver. If places() is not empty,
   /// connect() comes next.
   /// @param compression  what float32 travels as between hosts: float16 or bfloat16
-  GradientBuckets(std::shared_ptr<Engine> engine, std::vector<GradientSpec> gradients,
+  GradientBuckets(std::shared_ptr<Driver> driver, std::vector<GradientSpec> gradients,
                   BucketPlan plan, Reduction reduction, int64_t first_number,
                   const SharedGroup& group, std::optional<DType> compression = std::nullopt);
   ~GradientBuckets();
@@ -64,7 +64,7 @@ class GradientBuckets {
   void begin_round();
   void refuse_failed() const;
 
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Driver> driver_;
   const std::vector<GradientSpec> gradients_;
   const BucketPlan plan_;
   const int64_t first_number_;

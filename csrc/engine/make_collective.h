@@ -10,7 +10,7 @@
 namespace ringdl {
 
 /// The state machine that carries a call out.
-/// @param data  as in Engine::submit()
+/// @param data  as in Driver::submit()
 /// @param group  the call's, never null
 /// @param segment_bytes  what travels and is reduced at once
 /// @param window  through which ranks of the group share memory; null if none do

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/clock.h"
 #include "engine/engine.h"
 
 namespace ringdl {
@@ -30,12 +29,11 @@ void Engine::handle(const ControlMessage& message) {
     case MessageType::kData:
     case MessageType::kGrant:
     case MessageType::kClose: {
-      if (const auto found = in_flight_.find(head.key); found != in_flight_.end()) {
-        const std::shared_ptr<Work> work = found->second;
+      if (const std::shared_ptr<Work> work = works_.find(head.key)) {
         apply(*work, message.from, head, message.description, message.payload);
       } else if (matching_.is_ahead(head.key)) {
         matching_.park(message);
-        are_headers_new_ = true;
+        any_receives_.on_header();
       } else if (head.type == MessageType::kGrant) {  // for a work that has failed here
         MessageHead close;
         close.type = MessageType::kClose;
@@ -43,11 +41,7 @@ void Engine::handle(const ControlMessage& message) {
         close.tag = head.tag;
         control_->send(message.from, close);
       } else if (head.type == MessageType::kClose) {
-        for (const auto& drain : drains_) {
-          if (drain->key != head.key || drain->open.from != message.from) continue;
-          drain->open.sent = head.sequence;
-          drain->receive_next();
-        }
+        works_.on_closed(message.from, head.key, head.sequence);
       }
       break;
     }
@@ -57,8 +51,8 @@ void Engine::handle(const ControlMessage& message) {
       break;
     case MessageType::kQuery:
     case MessageType::kCount:
-      if (joining_) {
-        joining_->queries.push_back({message.from, head, message.description, nullptr});
+      if (joining_.is_joined()) {
+        joining_.put_off({message.from, head, message.description, nullptr});
       } else if (answers_later()) {
         queries_.push_back({message.from, head, message.description, nullptr});
       } else {
@@ -66,43 +60,43 @@ void Engine::handle(const ControlMessage& message) {
       }
       break;
     case MessageType::kAnswer:
-      diagnosis_->on_answer(message);
+      diagnosis_.on_answer(message);
       break;
     case MessageType::kCounted:
-      diagnosis_->on_counted(message, now_ns());
+      diagnosis_.on_counted(message, clock_.now_ns());
       break;
     case MessageType::kBlocked:
-      diagnosis_->on_blocked(message);
+      diagnosis_.on_blocked(message, clock_.now_ns());
       break;
     case MessageType::kJoined:
-      on_joined(message.from, head.value);
+      joining_.on_joined(message.from, head.value);
       break;
     case MessageType::kLaunched:
-      on_launched(head.key);
+      buckets_.on_launched(head.key);
       break;
     case MessageType::kLeaving:
-      on_left(departures_->on_leaving(message, now_ns()));
+      on_left(membership_.departures().on_leaving(message, clock_.now_ns()));
       break;
   }
 }
 
 void Engine::answer_query(const ControlMessage& message) {
   if (message.head.type == MessageType::kCount) {
-    diagnosis_->on_count(message, now_ns());
+    diagnosis_.on_count(message, clock_.now_ns());
   } else {
-    diagnosis_->on_query(message);
+    diagnosis_.on_query(message);
   }
 }
 
 void Engine::on_left(const std::vector<int>& ranks) {
   std::vector<std::shared_ptr<Work>> works;
-  for (const auto& [key, work] : in_flight_) {
+  for (const auto& [key, work] : works_.in_flight()) {
     const int previous = previous_in(*work->group);
     const bool is_awaited = std::find(ranks.begin(), ranks.end(), previous) != ranks.end();
     if (work->names_no_sender || is_awaited) works.push_back(work);
   }
   for (const auto& work : works) check_previous_left(work);
-  diagnosis_->on_left(ranks, now_ns());
+  diagnosis_.on_left(ranks, clock_.now_ns());
 }
 
 void Engine::apply(Work& work, int from, const MessageHead& head, const Description& description,
@@ -142,24 +136,20 @@ void Engine::compare(Work& work, int from, const Description& theirs) {
 }
 
 void Engine::refuse(const Call& call, const std::string& why) {
-  Lock lock = lock_for_call();
-  note_submitter();
   const SharedGroup& group = call.group ? call.group : all_;
-  const Key key = key_of(call, *group);
-  const bool is_in_slots =
-      slots_ && call.kind == Kind::kAllreduce && key.space == KeySpace::kUnnamed && group->is_all();
-  if (is_in_slots) slots_->pass(key.instance);
+  const Key key = next_key(call, *group);
+  pass_in_slots(call, key, *group);
   matching_.advance(key);
   matching_.take(key);
-  if (group->is_all()) ++common_works_ended_;  // in vain, as on the other ranks
+  if (group->is_all()) works_.count_refused();
   const std::string label = label_of(key, describe(call), *group);
   const Failure failure{"rank " + std::to_string(rank_) + " cannot make " + label + ": " + why,
-                        false, next_meeting()};
+                        false, joining_.meetings()};
   transport_->expect_stray_messages();
   for (const int to : group->ranks) {
     if (to != rank_) tell_failure(to, MessageType::kMismatch, key, failure);
   }
-  progress();
+  poll();
 }
 
 // The key is copied: the work ends with the last call.
@@ -192,19 +182,14 @@ void Engine::tell_failure(int to, MessageType type, const Key& key, const Failur
 // instances before it may be in flight elsewhere.
 void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
   transport_->expect_stray_messages();  // on a bucket's tags, to a rank that never launched it
-  if (const auto found = in_flight_.find(key); found != in_flight_.end()) {
-    const std::shared_ptr<Work> work = found->second;
-    if (work->sender < 0) fail(work, why);  // else its message writes to the buffer
+  if (const std::shared_ptr<Work> work = works_.find(key)) {
+    if (work->sender < 0) works_.fail(work, why);  // else its message writes to the buffer
   } else if (!matching_.is_ahead(key)) {
     return;  // another rank told the same before
   } else if (key.space == KeySpace::kBucket) {
     matching_.park_failure(key, why);
-    const auto bucket = buckets_.find(static_cast<int64_t>(key.hash));
-    if (bucket == buckets_.end()) return;  // not made yet, or not any more
-    bucket->second.failure = why.text;
-    if (bucket->second.prepared) bucket->second.prepared->bucket_channel->abort();
-    bucket->second.prepared.reset();
-  } else if ((skip || why.joins < next_meeting()) && matching_.is_next(key)) {
+    buckets_.on_failure(key, why.text);
+  } else if ((skip || why.joins < joining_.meetings()) && matching_.is_next(key)) {
     matching_.advance(key);
     matching_.take(key);
   } else {
@@ -217,26 +202,42 @@ void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
 void Engine::check_previous_left(const std::shared_ptr<Work>& work) {
   const Group& group = *work->group;
   const int previous = previous_in(group);
-  if (!departures_->has_left(previous) || work->ended()) return;
-  if (work->polled && step(work)) return;
+  if (!membership_.has_left(previous) || work->ended()) return;
+  if (work->polled && works_.step(work)) return;
   if (work->keyed_channel) {
     const int member = (group.rank + group.size() - 1) % group.size();
     if (work->keyed_channel->agreed() || work->collective->has_met(member)) return;
   }
-  diagnosis_->ask_who_left(work->key, previous, now_ns());
+  diagnosis_.ask_who_left(work->key, previous, clock_.now_ns());
 }
 
 // Not a verdict: ranks that have not come to this key yet fail it when they do.
 void Engine::fail_for_left(const Key& key, int left_rank) {
-  const auto found = in_flight_.find(key);
-  if (found == in_flight_.end()) return;
-  const std::shared_ptr<Work> work = found->second;
-  if (work->names_no_sender) return fail_if_all_have_left(*work);
+  const std::shared_ptr<Work> work = works_.find(key);
+  if (!work) return;
+  if (work->names_no_sender) {
+    const Failure failure = any_receives_.failure_by_leaving(*work);
+    if (failure) fail_key(key, failure, false);
+    return;
+  }
   fail_everywhere(
       *work,
       {"rank " + std::to_string(left_rank) + " has shut down without submitting " + work->label() +
            ", for which rank " + std::to_string(rank_) + " waits. " + cure_of_leaving(key),
        false, work->description.joins});
+}
+
+bool Engine::is_ahead(const Key& key) const {
+  return matching_.is_ahead(key) && !matching_.is_known_to_fail(key);
+}
+
+SharedGroup Engine::group_in_flight(const Key& key) const {
+  const std::shared_ptr<Work> work = works_.find(key);
+  return work ? work->group : nullptr;
+}
+
+void Engine::tell_verdict(int to, const Key& key, const std::string& why) {
+  tell_failure(to, MessageType::kVerdict, key, {why, false, joining_.meetings()});
 }
 
 }  // namespace ringdl

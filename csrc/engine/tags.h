@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 namespace ringdl {
@@ -44,6 +45,17 @@ class TagPool {
   int size_;
   int used_ = 0;
   std::vector<int> free_;
+};
+
+/// A pool for each sending rank, made when it is first needed.
+class TagPools {
+ public:
+  explicit TagPools(int size) : size_(size) {}
+  TagPool& of(int rank) { return pools_.try_emplace(rank, size_).first->second; }
+
+ private:
+  int size_;
+  std::unordered_map<int, TagPool> pools_;
 };
 
 }  // namespace ringdl

@@ -7,8 +7,7 @@
 
 namespace ringdl {
 
-/// What happened on this rank while it was recorded: works, and who waited for them. Under the
-/// engine's lock.
+/// What happened on this rank while it was recorded: works, and who waited for them.
 class Trace {
  public:
   struct Event {

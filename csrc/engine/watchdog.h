@@ -16,7 +16,7 @@ namespace ringdl {
 ///
 /// Each rank that has such a work has the members of its group counted that have submitted it; the
 /// lowest one that has is the one that prints. A work is told of again each time that it has become
-/// twice as old. All members are called with the engine's lock held.
+/// twice as old.
 class Watchdog {
  public:
   using Works = std::unordered_map<Key, std::shared_ptr<Work>, KeyHash>;

@@ -12,7 +12,7 @@
 namespace ringdl {
 
 /// One collective in flight on this rank. Shared by the engine, until it ends and its messages have
-/// left, and by whoever waits for it. Only the engine changes it, under its lock.
+/// left, and by whoever waits for it. Only the engine changes it.
 class Work {
  public:
   enum class State : uint8_t { kPrepared, kRunning, kDone, kFailed };
@@ -35,7 +35,7 @@ class Work {
   const Description description;
   const SharedGroup group;
   int64_t begin_ns = 0;          // when it was submitted
-  bool names_no_sender = false;  // a receive from any rank, see any_source.cc
+  bool names_no_sender = false;  // a receive from any rank, see AnyReceives
   std::atomic<int> sender = -1;  // once known, the member that it comes from
   std::atomic<State> state = State::kRunning;
   Failure failure;  // of kFailed

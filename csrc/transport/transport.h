@@ -27,7 +27,7 @@ class Completion {
 /// from any rank comes before one from that rank is open. Nothing here blocks. Buffers belong to
 /// the caller and must stay alive and unmoved until the operation has ended.
 ///
-/// Threads: calls are made by one thread at a time; the engine's lock sees to that.
+/// Threads: calls are made by one thread at a time; the driver's lock sees to that.
 /// Errors: a failure of the layer below raises Error, naming the call.
 class Transport {
  public:

@@ -112,13 +112,13 @@ double expected(DType dtype, Reduction reduction, int size, int64_t i) {
 
 // One rank's arrays: all in shared memory, all ordinary, or, by rank and turn, some.
 struct Memory {
-  Engine& engine;
+  Driver& driver;
   int turn = 0;
 
   std::shared_ptr<std::byte> next(size_t bytes) {
     ++turn;
-    const bool is_shared = turn % 3 == 0 || (turn % 3 == 1 && (turn + engine.rank()) % 2 == 0);
-    return is_shared ? engine.allocate(bytes) : allocate(bytes);
+    const bool is_shared = turn % 3 == 0 || (turn % 3 == 1 && (turn + driver.rank()) % 2 == 0);
+    return is_shared ? driver.allocate(bytes) : allocate(bytes);
   }
 };
 
@@ -130,7 +130,7 @@ struct Pending {
 
 using Item = std::function<double(int64_t)>;
 
-Pending begin(Engine& engine, Memory& memory, Call call, int64_t count, const Item& contribution) {
+Pending begin(Driver& driver, Memory& memory, Call call, int64_t count, const Item& contribution) {
   const size_t width = item_bytes(call.dtype);
   Pending pending{nullptr, static_cast<size_t>(count) * width, nullptr};
   pending.array = memory.next(pending.bytes);
@@ -138,7 +138,7 @@ Pending begin(Engine& engine, Memory& memory, Call call, int64_t count, const It
     put_as(call.dtype, contribution(i), pending.array.get() + static_cast<size_t>(i) * width);
   }
   call.shape = {count};
-  pending.work = engine.submit(call, pending.array.get());
+  pending.work = driver.submit(call, pending.array.get());
   return pending;
 }
 
@@ -152,7 +152,7 @@ void check_values(const Pending& pending, DType dtype, const Item& expected) {
 }
 
 // All reductions at once, and sums that show their order, whose bits are told apart by a digest.
-void reduce_all(Engine& engine, Memory& memory, Call call, int64_t count,
+void reduce_all(Driver& driver, Memory& memory, Call call, int64_t count,
                 std::vector<uint64_t>& digests) {
   const DType dtype = call.dtype;
   std::vector<Pending> pending;
@@ -161,19 +161,19 @@ void reduce_all(Engine& engine, Memory& memory, Call call, int64_t count,
     call.reduction = static_cast<Reduction>(r);
     if (!has_reduction(dtype, call.reduction)) continue;
     reductions.push_back(call.reduction);
-    pending.push_back(begin(engine, memory, call, count,
-                            [&](int64_t i) { return contribution(dtype, engine.rank(), i); }));
+    pending.push_back(begin(driver, memory, call, count,
+                            [&](int64_t i) { return contribution(dtype, driver.rank(), i); }));
   }
   if (is_floating(dtype)) {
     call.reduction = Reduction::kAverage;
-    std::minstd_rand random(static_cast<unsigned>(engine.rank() + 1));
+    std::minstd_rand random(static_cast<unsigned>(driver.rank() + 1));
     std::normal_distribution<double> normal;
-    pending.push_back(begin(engine, memory, call, count, [&](int64_t) { return normal(random); }));
+    pending.push_back(begin(driver, memory, call, count, [&](int64_t) { return normal(random); }));
   }
-  for (const Pending& each : pending) engine.wait(each.work, kTimeout);
+  for (const Pending& each : pending) driver.wait(each.work, kTimeout);
   for (size_t r = 0; r < reductions.size(); ++r) {
     check_values(pending[r], dtype,
-                 [&](int64_t i) { return expected(dtype, reductions[r], engine.size(), i); });
+                 [&](int64_t i) { return expected(dtype, reductions[r], driver.size(), i); });
   }
   if (is_floating(dtype)) {
     const Pending& noise = pending.back();
@@ -181,8 +181,8 @@ void reduce_all(Engine& engine, Memory& memory, Call call, int64_t count,
   }
 }
 
-std::vector<uint64_t> run(Engine& engine, const HostLayout& layout) {
-  Memory memory{engine};
+std::vector<uint64_t> run(Driver& driver, const HostLayout& layout) {
+  Memory memory{driver};
   std::vector<uint64_t> digests;
   for (const std::optional<Algorithm> algorithm : kChoices) {
     for (int d = 0; d < kDTypeCount; ++d) {
@@ -193,7 +193,7 @@ std::vector<uint64_t> run(Engine& engine, const HostLayout& layout) {
       for (const int64_t count : {3, 10'007}) {
         const size_t bytes = static_cast<size_t>(count) * item_bytes(call.dtype);
         if (algorithm && !is_possible(*algorithm, bytes, layout, kSegmentBytes)) continue;
-        reduce_all(engine, memory, call, count, digests);
+        reduce_all(driver, memory, call, count, digests);
       }
     }
   }
@@ -209,10 +209,10 @@ void test_matrix() {
       std::vector<std::vector<uint64_t>> digests(hosts.size());
       EngineOptions options;
       options.segment_bytes = kSegmentBytes;
-      check::run_ranks(size, options, {4096, delay_seed}, [&](Engine& engine) {
-        const auto rank = static_cast<size_t>(engine.rank());
-        engine.set_window(windows[rank], hosts);
-        digests[rank] = run(engine, HostLayout::of(hosts, engine.rank()));
+      check::run_ranks(size, options, {4096, delay_seed}, [&](Driver& driver) {
+        const auto rank = static_cast<size_t>(driver.rank());
+        driver.set_window(windows[rank], hosts);
+        digests[rank] = run(driver, HostLayout::of(hosts, driver.rank()));
       });
       for (const auto& of_rank : digests) CHECK(of_rank == digests[0]);
       runs.push_back(digests[0]);

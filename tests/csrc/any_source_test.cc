@@ -27,9 +27,9 @@ Call from_any(int64_t count, const std::string& name) {
   return call;
 }
 
-Call between(Engine& engine, int from, int to, int64_t count, const std::string& name) {
+Call between(Driver& driver, int from, int to, int64_t count, const std::string& name) {
   Call call = message(count, name);
-  call.group = group_of_pair(from, to, *engine.group_of_all_ranks());
+  call.group = group_of_pair(from, to, *driver.group_of_all_ranks());
   return call;
 }
 
@@ -47,23 +47,23 @@ std::string error_of(const Act& act) {
   return "nothing was thrown";
 }
 
-void send_all(Engine& engine, int64_t count, const std::string& name) {
+void send_all(Driver& driver, int64_t count, const std::string& name) {
   std::vector<std::vector<int32_t>> arrays;
   std::vector<std::shared_ptr<Work>> works;
   for (int number = 0; number < kMessages; ++number) {
-    arrays.push_back(content(engine.rank(), number, count));
-    const Call call = between(engine, engine.rank(), 0, count, name);
-    works.push_back(engine.submit(call, arrays.back().data()));
+    arrays.push_back(content(driver.rank(), number, count));
+    const Call call = between(driver, driver.rank(), 0, count, name);
+    works.push_back(driver.submit(call, arrays.back().data()));
   }
-  for (const auto& work : works) engine.wait(work, kTimeout);
+  for (const auto& work : works) driver.wait(work, kTimeout);
 }
 
 // Receives posted before and after their messages have come, small messages and granted ones.
 void test_all_are_received_in_order(int size, uint64_t delay_seed, int64_t count) {
-  check::run_ranks(size, {}, {4096, delay_seed}, [&](Engine& engine) {
+  check::run_ranks(size, {}, {4096, delay_seed}, [&](Driver& driver) {
     for (const std::string name : {"", "tag"}) {
-      if (engine.rank() != 0) {
-        send_all(engine, count, name);
+      if (driver.rank() != 0) {
+        send_all(driver, count, name);
         continue;
       }
       const int total = kMessages * (size - 1);
@@ -73,11 +73,11 @@ void test_all_are_received_in_order(int size, uint64_t delay_seed, int64_t count
         if (i == total / 2) pause_ms(5);
         auto& array = arrays[static_cast<size_t>(i)];
         array.resize(static_cast<size_t>(count));
-        works.push_back(engine.submit(from_any(count, name), array.data()));
+        works.push_back(driver.submit(from_any(count, name), array.data()));
       }
       std::vector<int> seen(static_cast<size_t>(size));
       for (size_t i = 0; i < works.size(); ++i) {
-        engine.wait(works[i], kTimeout);
+        driver.wait(works[i], kTimeout);
         const int sender = works[i]->sender.load();
         CHECK(sender > 0 && sender < size);
         CHECK(arrays[i] == content(sender, seen[static_cast<size_t>(sender)]++, count));
@@ -90,98 +90,98 @@ void test_all_are_received_in_order(int size, uint64_t delay_seed, int64_t count
 // All have sent before anything is received: nobody comes a second time before all have come once.
 void test_ranks_are_served_in_turn() {
   constexpr int size = 4;
-  check::run_ranks(size, {}, {4096, 0}, [&](Engine& engine) {
+  check::run_ranks(size, {}, {4096, 0}, [&](Driver& driver) {
     std::vector<std::vector<int32_t>> arrays;
     std::vector<std::shared_ptr<Work>> works;
-    if (engine.rank() != 0) {
+    if (driver.rank() != 0) {
       for (int number = 0; number < 3; ++number) {
-        arrays.push_back(content(engine.rank(), number, 1));
-        works.push_back(engine.submit(between(engine, engine.rank(), 0, 1, ""), &arrays.back()[0]));
+        arrays.push_back(content(driver.rank(), number, 1));
+        works.push_back(driver.submit(between(driver, driver.rank(), 0, 1, ""), &arrays.back()[0]));
       }
     }
-    barrier(engine);  // what was sent before has come with it, or a look later
+    barrier(driver);  // what was sent before has come with it, or a look later
     pause_ms(20);
-    if (engine.rank() == 0) {
-      engine.look();
+    if (driver.rank() == 0) {
+      driver.look();
       for (int round = 0; round < 3; ++round) {
         std::vector<bool> came(size);
         for (int i = 1; i < size; ++i) {
           int32_t value = -1;
-          const auto work = engine.submit(from_any(1, ""), &value);
-          engine.wait(work, kTimeout);
+          const auto work = driver.submit(from_any(1, ""), &value);
+          driver.wait(work, kTimeout);
           CHECK_EQ(value, 100 * work->sender.load() + round);
           came[static_cast<size_t>(work->sender.load())] = true;
         }
         CHECK(came == std::vector<bool>({false, true, true, true}));
       }
     }
-    for (const auto& work : works) engine.wait(work, kTimeout);
+    for (const auto& work : works) driver.wait(work, kTimeout);
   });
 }
 
 // A receive that names its rank, and one that does not, of the same messages.
 void test_beside_receives_that_name_a_rank() {
-  check::run_ranks(3, {}, {4096, 1}, [](Engine& engine) {
-    if (engine.rank() == 0) {
+  check::run_ranks(3, {}, {4096, 1}, [](Driver& driver) {
+    if (driver.rank() == 0) {
       int32_t any = -1;
       int32_t named = -1;
-      const auto waiting = engine.submit(from_any(1, "x"), &any);
-      const auto claiming = engine.submit(between(engine, 2, 0, 1, "x"), &named);
-      barrier(engine);
-      engine.wait(claiming, kTimeout);
+      const auto waiting = driver.submit(from_any(1, "x"), &any);
+      const auto claiming = driver.submit(between(driver, 2, 0, 1, "x"), &named);
+      barrier(driver);
+      driver.wait(claiming, kTimeout);
       CHECK_EQ(named, 200);
-      engine.wait(waiting, kTimeout);
+      driver.wait(waiting, kTimeout);
       CHECK_EQ(any, waiting->sender.load() == 1 ? 100 : 201);
       int32_t last = -1;
-      const auto rest = engine.submit(from_any(1, "x"), &last);
-      engine.wait(rest, kTimeout);
+      const auto rest = driver.submit(from_any(1, "x"), &last);
+      driver.wait(rest, kTimeout);
       CHECK(rest->sender.load() != waiting->sender.load());
       return;
     }
-    barrier(engine);
-    for (int number = 0; number < engine.rank(); ++number) {
-      int32_t value = 100 * engine.rank() + number;
-      engine.wait(engine.submit(between(engine, engine.rank(), 0, 1, "x"), &value), kTimeout);
+    barrier(driver);
+    for (int number = 0; number < driver.rank(); ++number) {
+      int32_t value = 100 * driver.rank() + number;
+      driver.wait(driver.submit(between(driver, driver.rank(), 0, 1, "x"), &value), kTimeout);
     }
   });
 }
 
 void test_errors() {
-  check::run_ranks(3, {}, {4096, 2}, [](Engine& engine) {
+  check::run_ranks(3, {}, {4096, 2}, [](Driver& driver) {
     int32_t values[4] = {};
-    if (engine.rank() == 0) {
-      const auto work = engine.submit(from_any(2, "late"), values);
-      const std::string late = error_of<StallError>([&] { engine.wait(work, 200 * kMillisecond); });
+    if (driver.rank() == 0) {
+      const auto work = driver.submit(from_any(2, "late"), values);
+      const std::string late = error_of<StallError>([&] { driver.wait(work, 200 * kMillisecond); });
       CHECK(late.find("message 'late' from any rank to rank 0 did not end") != std::string::npos);
-      barrier(engine);
-      engine.wait(work, kTimeout);  // it goes on
+      barrier(driver);
+      driver.wait(work, kTimeout);  // it goes on
       CHECK_EQ(work->sender.load(), 2);
       const std::string differs = error_of<MismatchError>(
-          [&] { engine.wait(engine.submit(from_any(3, "long"), values), kTimeout); });
+          [&] { driver.wait(driver.submit(from_any(3, "long"), values), kTimeout); });
       CHECK(differs.find("shape (4,) on rank 1 and (3,) on rank 0") != std::string::npos);
       const std::string nobody = error_of<MismatchError>(
-          [&] { engine.wait(engine.submit(from_any(1, "never"), values), kTimeout); });
+          [&] { driver.wait(driver.submit(from_any(1, "never"), values), kTimeout); });
       CHECK(nobody.find("all other ranks have shut down without sending message 'never'") !=
             std::string::npos);
       return;
     }
-    barrier(engine);
-    if (engine.rank() == 2) {
-      engine.wait(engine.submit(between(engine, 2, 0, 2, "late"), values), kTimeout);
+    barrier(driver);
+    if (driver.rank() == 2) {
+      driver.wait(driver.submit(between(driver, 2, 0, 2, "late"), values), kTimeout);
       return;
     }
     const std::string differs = error_of<MismatchError>(
-        [&] { engine.wait(engine.submit(between(engine, 1, 0, 4, "long"), values), kTimeout); });
+        [&] { driver.wait(driver.submit(between(driver, 1, 0, 4, "long"), values), kTimeout); });
     CHECK(differs.find("disagree") != std::string::npos);
   });
 }
 
 // Ranks 1 and 2 wait for rank 0, which waits for either: no timeout is needed to see that.
 void test_a_deadlock_is_found() {
-  check::run_ranks(3, {}, {4096, 3}, [](Engine& engine) {
+  check::run_ranks(3, {}, {4096, 3}, [](Driver& driver) {
     int32_t value = 0;
     const std::string why = error_of<MismatchError>([&] {
-      engine.wait(engine.submit(engine.rank() == 0 ? from_any(1, "x") : Call{}, &value), kTimeout);
+      driver.wait(driver.submit(driver.rank() == 0 ? from_any(1, "x") : Call{}, &value), kTimeout);
     });
     CHECK(why.find("ranks wait for one another") != std::string::npos);
   });
@@ -189,43 +189,43 @@ void test_a_deadlock_is_found() {
 
 // wait_any() ends with the first of several, with news, and when the time of one is over.
 void test_waiting_for_any_of_several() {
-  check::run_ranks(2, {}, {4096, 4}, [](Engine& engine) {
+  check::run_ranks(2, {}, {4096, 4}, [](Driver& driver) {
     float first = 1;
     float second = 1;
-    if (engine.rank() == 0) {
-      const auto later = engine.submit(check::sum_of(1, "first"), &first);
-      const auto soon = engine.submit(check::sum_of(1, "second"), &second);
+    if (driver.rank() == 0) {
+      const auto later = driver.submit(check::sum_of(1, "first"), &first);
+      const auto soon = driver.submit(check::sum_of(1, "second"), &second);
       const auto begin = now_ns();
-      CHECK(!engine.wait_any({{later, begin, kTimeout}, {soon, begin, kTimeout}}, engine.news()));
+      CHECK(!driver.wait_any({{later, begin, kTimeout}, {soon, begin, kTimeout}}, driver.news()));
       CHECK(soon->ended());
       CHECK(!later->ended());
-      const uint64_t seen = engine.news();
-      engine.tell_news();
-      CHECK(!engine.wait_any({{later, begin, kTimeout}}, seen));
+      const uint64_t seen = driver.news();
+      driver.tell_news();
+      CHECK(!driver.wait_any({{later, begin, kTimeout}}, seen));
       CHECK(!later->ended());
-      barrier(engine);
-      engine.wait(later, kTimeout);
+      barrier(driver);
+      driver.wait(later, kTimeout);
     } else {
-      engine.wait(engine.submit(check::sum_of(1, "second"), &second), kTimeout);
-      barrier(engine);
-      engine.wait(engine.submit(check::sum_of(1, "first"), &first), kTimeout);
+      driver.wait(driver.submit(check::sum_of(1, "second"), &second), kTimeout);
+      barrier(driver);
+      driver.wait(driver.submit(check::sum_of(1, "first"), &first), kTimeout);
     }
-    barrier(engine);
-    if (engine.rank() == 0) {
-      const auto late = engine.submit(check::sum_of(0, "late"), nullptr);
-      const auto later = engine.submit(check::sum_of(0, "later"), nullptr);
+    barrier(driver);
+    if (driver.rank() == 0) {
+      const auto late = driver.submit(check::sum_of(0, "late"), nullptr);
+      const auto later = driver.submit(check::sum_of(0, "later"), nullptr);
       const auto begin = now_ns();
-      const auto stalled = engine.wait_any(
-          {{later, begin, kTimeout}, {late, begin, 100 * kMillisecond}}, engine.news());
+      const auto stalled = driver.wait_any(
+          {{later, begin, kTimeout}, {late, begin, 100 * kMillisecond}}, driver.news());
       CHECK(stalled && stalled->index == 1);
       CHECK(stalled->why.find("'late' did not end within 0.1 s") != std::string::npos);
-      barrier(engine);
-      engine.wait(late, kTimeout);
-      engine.wait(later, kTimeout);
+      barrier(driver);
+      driver.wait(late, kTimeout);
+      driver.wait(later, kTimeout);
     } else {
-      barrier(engine);
-      engine.wait(engine.submit(check::sum_of(0, "late"), nullptr), kTimeout);
-      engine.wait(engine.submit(check::sum_of(0, "later"), nullptr), kTimeout);
+      barrier(driver);
+      driver.wait(driver.submit(check::sum_of(0, "late"), nullptr), kTimeout);
+      driver.wait(driver.submit(check::sum_of(0, "later"), nullptr), kTimeout);
     }
   });
 }

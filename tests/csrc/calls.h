@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/driver.h"
 #include "engine/gradient_buckets.h"
 
 /// What tests of several ranks call again and again.
 namespace ringdl::check {
 
-using Shared = std::shared_ptr<Engine>;
+using Shared = std::shared_ptr<Driver>;
 
 inline constexpr int64_t kTimeout = 10 * kSecond;
 
@@ -22,7 +22,7 @@ inline Call sum_of(int64_t count, const std::string& name, Reduction reduction =
   return {Kind::kAllreduce, DType::kFloat32, reduction, -1, {count}, name};
 }
 
-inline void barrier(Engine& engine) { engine.wait(engine.submit({}, nullptr), kTimeout); }
+inline void barrier(Driver& driver) { driver.wait(driver.submit({}, nullptr), kTimeout); }
 
 inline void pause_ms(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
@@ -35,10 +35,10 @@ void until(const Condition& condition) {
 }
 
 /// One gradient in one bucket, summed.
-inline std::unique_ptr<GradientBuckets> one_bucket(const Shared& engine, int64_t count) {
+inline std::unique_ptr<GradientBuckets> one_bucket(const Shared& driver, int64_t count) {
   const std::vector<GradientSpec> specs{{"g", {count}, DType::kFloat32, {}}};
-  return std::make_unique<GradientBuckets>(engine, specs, plan_buckets(specs, 1 << 20, 1 << 20),
-                                           Reduction::kSum, 0, engine->group_of_all_ranks());
+  return std::make_unique<GradientBuckets>(driver, specs, plan_buckets(specs, 1 << 20, 1 << 20),
+                                           Reduction::kSum, 0, driver->group_of_all_ranks());
 }
 
 }  // namespace ringdl::check

@@ -24,13 +24,13 @@ using Memory = std::shared_ptr<std::byte>;
 enum class Ordinary { kNone, kAll, kSome };
 
 struct Bed {
-  Engine& engine;
+  Driver& driver;
   Ordinary ordinary;
 
   Memory allocate(size_t bytes) const {
     const bool is_shared =
-        ordinary == Ordinary::kNone || (ordinary == Ordinary::kSome && engine.rank() % 3 != 0);
-    return is_shared ? engine.allocate(bytes) : ringdl::allocate(bytes);
+        ordinary == Ordinary::kNone || (ordinary == Ordinary::kSome && driver.rank() % 3 != 0);
+    return is_shared ? driver.allocate(bytes) : ringdl::allocate(bytes);
   }
   Memory noise(int rank, size_t bytes) const {
     Memory memory = allocate(bytes);
@@ -51,10 +51,10 @@ std::vector<std::byte> noise(int rank, size_t bytes) {
 }
 
 void broadcast(const Bed& bed, size_t bytes, int root) {
-  Engine& engine = bed.engine;
-  const Memory array = bed.noise(engine.rank(), bytes);
+  Driver& driver = bed.driver;
+  const Memory array = bed.noise(driver.rank(), bytes);
   const Call call{Kind::kBroadcast, DType::kUInt8, {}, root, {static_cast<int64_t>(bytes)}, ""};
-  engine.wait(engine.submit(call, array.get()), kTimeout);
+  driver.wait(driver.submit(call, array.get()), kTimeout);
   CHECK(std::memcmp(array.get(), noise(root, bytes).data(), bytes) == 0);
 }
 
@@ -64,45 +64,45 @@ size_t allgather_bytes(int rank, size_t bytes) {
 }
 
 void allgathers(const Bed& bed, size_t bytes) {
-  Engine& engine = bed.engine;
+  Driver& driver = bed.driver;
   const auto length = [&](int rank) { return allgather_bytes(rank, bytes); };
-  const size_t own = length(engine.rank());
-  const Memory array = bed.noise(engine.rank(), own);
+  const size_t own = length(driver.rank());
+  const Memory array = bed.noise(driver.rank(), own);
   const Call call{Kind::kAllgather, DType::kUInt8, {}, -1, {static_cast<int64_t>(own)}, ""};
-  const auto work = engine.submit(call, array.get());
-  engine.wait(work, kTimeout);
+  const auto work = driver.submit(call, array.get());
+  driver.wait(work, kTimeout);
   const Gathered& gathered = *work->collective->gathered();
   const std::byte* at = gathered.data.data();
-  for (int rank = 0; rank < engine.size(); ++rank) {
+  for (int rank = 0; rank < driver.size(); ++rank) {
     const size_t theirs = length(rank);
     CHECK_EQ(gathered.lengths[static_cast<size_t>(rank)], static_cast<int64_t>(theirs));
     CHECK(theirs == 0 || std::memcmp(at, noise(rank, theirs).data(), theirs) == 0);
     at += theirs;
   }
-  CHECK(std::memcmp(array.get(), noise(engine.rank(), own).data(), own) == 0);
+  CHECK(std::memcmp(array.get(), noise(driver.rank(), own).data(), own) == 0);
 }
 
 // Some pairs have nothing for one another; rank 1 gets nothing at all.
 void alltoalls(const Bed& bed, size_t bytes) {
-  Engine& engine = bed.engine;
+  Driver& driver = bed.driver;
   const auto length = [&](int from, int to) {
     return to == 1 || (from + 2 * to) % 4 == 3 ? 0
                                                : bytes / static_cast<size_t>(1 + (from + to) % 3);
   };
   Call call{Kind::kAlltoall, DType::kUInt8, {}, -1, {0}, ""};
-  for (int to = 0; to < engine.size(); ++to) {
-    call.splits.push_back(static_cast<int64_t>(length(engine.rank(), to)));
+  for (int to = 0; to < driver.size(); ++to) {
+    call.splits.push_back(static_cast<int64_t>(length(driver.rank(), to)));
     call.shape[0] += call.splits.back();
   }
-  const Memory array = bed.noise(engine.rank(), static_cast<size_t>(call.shape[0]));
-  const auto work = engine.submit(call, array.get());
-  engine.wait(work, kTimeout);
+  const Memory array = bed.noise(driver.rank(), static_cast<size_t>(call.shape[0]));
+  const auto work = driver.submit(call, array.get());
+  driver.wait(work, kTimeout);
   const Gathered& gathered = *work->collective->gathered();
   const std::byte* at = gathered.data.data();
-  for (int from = 0; from < engine.size(); ++from) {
+  for (int from = 0; from < driver.size(); ++from) {
     size_t begin = 0;
-    for (int to = 0; to < engine.rank(); ++to) begin += length(from, to);
-    const size_t theirs = length(from, engine.rank());
+    for (int to = 0; to < driver.rank(); ++to) begin += length(from, to);
+    const size_t theirs = length(from, driver.rank());
     CHECK_EQ(gathered.lengths[static_cast<size_t>(from)], static_cast<int64_t>(theirs));
     const std::vector<std::byte> sent = noise(from, begin + theirs);
     CHECK(theirs == 0 || std::memcmp(at, sent.data() + begin, theirs) == 0);
@@ -112,8 +112,8 @@ void alltoalls(const Bed& bed, size_t bytes) {
 
 // Ranks are reduced in their order; rows that ranks cannot share evenly.
 void reduce_scatters(const Bed& bed, size_t bytes, DType dtype) {
-  Engine& engine = bed.engine;
-  const auto size = static_cast<size_t>(engine.size());
+  Driver& driver = bed.driver;
+  const auto size = static_cast<size_t>(driver.size());
   const size_t row = 3 * item_bytes(dtype);
   const size_t rows = bytes / row;
   const auto numbers = [&](int rank) {
@@ -130,31 +130,31 @@ void reduce_scatters(const Bed& bed, size_t bytes, DType dtype) {
     }
     return items;
   };
-  const std::vector<std::byte> own = numbers(engine.rank());
+  const std::vector<std::byte> own = numbers(driver.rank());
   const Memory array = bed.allocate(own.size());
   std::copy(own.begin(), own.end(), array.get());
-  const auto rank = static_cast<size_t>(engine.rank());
+  const auto rank = static_cast<size_t>(driver.rank());
   const size_t begin = row * (rows / size * rank + std::min(rank, rows % size));
   const size_t count = row * (rows / size + (rank < rows % size ? 1 : 0));
   std::vector<std::byte> output(count, std::byte{9});
   Call call{
       Kind::kReduceScatter, dtype, Reduction::kAverage, -1, {static_cast<int64_t>(rows), 3}, ""};
   call.output = output.data();
-  engine.wait(engine.submit(call, array.get()), kTimeout);
+  driver.wait(driver.submit(call, array.get()), kTimeout);
   std::vector<std::vector<std::byte>> all;
   std::vector<const std::byte*> sources;
-  for (int r = 0; r < engine.size(); ++r)
+  for (int r = 0; r < driver.size(); ++r)
     sources.push_back(all.emplace_back(numbers(r)).data() + begin);
   std::vector<std::byte> expected(count);
   std::byte* const target = expected.data();
-  Join(dtype, Reduction::kAverage, engine.size())(sources, {&target, 1}, count, false);
+  Join(dtype, Reduction::kAverage, driver.size())(sources, {&target, 1}, count, false);
   CHECK(output == expected);
 }
 
 void every_kind(const Bed& bed, size_t bytes) {
-  for (int root = 0; root < bed.engine.size(); ++root) broadcast(bed, bytes, root);
+  for (int root = 0; root < bed.driver.size(); ++root) broadcast(bed, bytes, root);
   allgathers(bed, bytes);
-  alltoalls(bed, bytes / static_cast<size_t>(bed.engine.size()));
+  alltoalls(bed, bytes / static_cast<size_t>(bed.driver.size()));
   reduce_scatters(bed, bytes, DType::kFloat32);
   reduce_scatters(bed, bytes, DType::kBFloat16);
 }
@@ -165,12 +165,12 @@ void test_every_kind() {
     const auto windows = check::connected_windows(size, 32 << 20);
     for (const Ordinary ordinary : {Ordinary::kNone, Ordinary::kAll, Ordinary::kSome}) {
       for (const uint64_t delay_seed : {0u, 5u}) {
-        check::run_ranks(size, {}, {4096, delay_seed}, [&](Engine& engine) {
-          const auto rank = static_cast<size_t>(engine.rank());
-          engine.set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
-          const Bed bed{engine, ordinary};
+        check::run_ranks(size, {}, {4096, delay_seed}, [&](Driver& driver) {
+          const auto rank = static_cast<size_t>(driver.rank());
+          driver.set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
+          const Bed bed{driver, ordinary};
           for (const size_t bytes : {0, 1, 5000, 100'001, 1'300'003}) every_kind(bed, bytes);
-          const auto stats = engine.stats();
+          const auto stats = driver.stats();
           CHECK_EQ(stats.at("data_messages_sent"), 0.0);
         });
       }
@@ -184,9 +184,9 @@ void test_many_at_once() {
   constexpr int kWorks = 24;
   constexpr size_t kBytes = 300'000;
   const auto windows = check::connected_windows(kSize, 64 << 20);
-  check::run_ranks(kSize, {}, {4096, 3}, [&](Engine& engine) {
-    const auto rank = static_cast<size_t>(engine.rank());
-    engine.set_window(windows[rank], std::vector<int>(kSize, 0));
+  check::run_ranks(kSize, {}, {4096, 3}, [&](Driver& driver) {
+    const auto rank = static_cast<size_t>(driver.rank());
+    driver.set_window(windows[rank], std::vector<int>(kSize, 0));
     std::mt19937 random(static_cast<unsigned>(rank));
     for (int round = 0; round < 3; ++round) {
       std::vector<int> order(kWorks);
@@ -195,19 +195,19 @@ void test_many_at_once() {
       std::vector<Memory> arrays(kWorks);
       std::vector<std::shared_ptr<Work>> works(kWorks);
       for (const int i : order) {
-        const Bed bed{engine, i % 2 == 0 ? Ordinary::kSome : Ordinary::kAll};
+        const Bed bed{driver, i % 2 == 0 ? Ordinary::kSome : Ordinary::kAll};
         const auto n = static_cast<size_t>(i);
-        arrays[n] = bed.noise(engine.rank() + i, kBytes);
+        arrays[n] = bed.noise(driver.rank() + i, kBytes);
         Call call{Kind::kBroadcast, DType::kUInt8, {}, i % kSize, {kBytes}, std::to_string(i)};
         if (i % 3 == 0) call.kind = Kind::kAllgather;
         if (i % 3 == 0) call.root = -1;
         if (random() % 4 == 0) sleep_ns(static_cast<int64_t>(random() % 1000) * kMicrosecond);
-        works[n] = engine.submit(call, arrays[n].get());
+        works[n] = driver.submit(call, arrays[n].get());
       }
       std::shuffle(order.begin(), order.end(), random);
       for (const int i : order) {
         const auto n = static_cast<size_t>(i);
-        engine.wait(works[n], kTimeout);
+        driver.wait(works[n], kTimeout);
         if (i % 3 != 0) {
           CHECK(std::memcmp(arrays[n].get(), noise(i % kSize + i, kBytes).data(), kBytes) == 0);
           continue;
@@ -258,10 +258,10 @@ void test_several_hosts() {
       [](const Bed& bed) { allgathers(bed, kBytes); },
       [](const Bed& bed) { reduce_scatters(bed, kBytes, DType::kInt32); },
       [](const Bed& bed) { broadcast(bed, kBytes, 1); },
-      [](const Bed& bed) { broadcast(bed, kBytes, bed.engine.size() - 1); },
+      [](const Bed& bed) { broadcast(bed, kBytes, bed.driver.size() - 1); },
       [](const Bed& bed) {
         for (const size_t bytes : {0, 1, 5'000}) {
-          for (int root = 0; root < bed.engine.size(); ++root) broadcast(bed, bytes, root);
+          for (int root = 0; root < bed.driver.size(); ++root) broadcast(bed, bytes, root);
           allgathers(bed, bytes);
           alltoalls(bed, bytes);
           reduce_scatters(bed, bytes, DType::kInt32);
@@ -276,12 +276,12 @@ void test_several_hosts() {
     const auto windows = check::connected_windows(hosts, 32 << 20);
     for (size_t kind = 0; kind < kinds.size(); ++kind) {
       Metered::Meters left(3);
-      check::run_engines(
+      check::run_drivers(
           size, {}, {},
-          [&](const std::shared_ptr<Engine>& engine) {
-            const auto rank = static_cast<size_t>(engine->rank());
-            engine->set_window(windows[rank], hosts);
-            kinds[kind]({*engine, Ordinary::kSome});
+          [&](const std::shared_ptr<Driver>& driver) {
+            const auto rank = static_cast<size_t>(driver->rank());
+            driver->set_window(windows[rank], hosts);
+            kinds[kind]({*driver, Ordinary::kSome});
           },
           [&](std::unique_ptr<Transport> below) {
             return std::make_unique<Metered>(std::move(below), hosts, left);
@@ -309,18 +309,18 @@ void test_disagreements() {
   for (const std::vector<int>& hosts :
        std::vector<std::vector<int>>{{0, 0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 1, 1}}) {
     const auto windows = check::connected_windows(hosts, 16 << 20);
-    check::run_ranks(4, {}, {4096, 1}, [&](Engine& engine) {
-      const auto rank = static_cast<size_t>(engine.rank());
-      engine.set_window(windows[rank], hosts);
-      const Memory array = engine.allocate(400'000);
+    check::run_ranks(4, {}, {4096, 1}, [&](Driver& driver) {
+      const auto rank = static_cast<size_t>(driver.rank());
+      driver.set_window(windows[rank], hosts);
+      const Memory array = driver.allocate(400'000);
       std::vector<std::byte> output(400'000);
       for (int wrong = 0; wrong < 4; ++wrong) {
         for (const Kind kind : {Kind::kBroadcast, Kind::kAllgather, Kind::kReduceScatter}) {
-          const int64_t columns = engine.rank() == wrong ? 4 : 5;
+          const int64_t columns = driver.rank() == wrong ? 4 : 5;
           const int root = kind == Kind::kBroadcast ? 0 : -1;
           Call call{kind, DType::kFloat32, Reduction::kSum, root, {20'000, columns}, "call"};
           call.output = output.data();
-          CHECK_THROWS(engine.wait(engine.submit(call, array.get()), kTimeout), MismatchError,
+          CHECK_THROWS(driver.wait(driver.submit(call, array.get()), kTimeout), MismatchError,
                        "disagree on");
         }
       }
@@ -333,15 +333,15 @@ void test_a_rank_that_leaves() {
   constexpr int kSize = 3;
   const auto windows = check::connected_windows(kSize, 16 << 20);
   for (int leaver = 0; leaver < kSize; ++leaver) {
-    check::run_ranks(kSize, {}, {4096, 9}, [&](Engine& engine) {
-      const auto rank = static_cast<size_t>(engine.rank());
-      engine.set_window(windows[rank], std::vector<int>(kSize, 0));
-      if (engine.rank() == leaver) return;
-      const Memory array = engine.allocate(100'000);
+    check::run_ranks(kSize, {}, {4096, 9}, [&](Driver& driver) {
+      const auto rank = static_cast<size_t>(driver.rank());
+      driver.set_window(windows[rank], std::vector<int>(kSize, 0));
+      if (driver.rank() == leaver) return;
+      const Memory array = driver.allocate(100'000);
       for (const Kind kind : {Kind::kBroadcast, Kind::kAllgather}) {
         const Call call{kind, DType::kUInt8, {}, kind == Kind::kBroadcast ? 0 : -1, {100'000}, ""};
-        const auto work = engine.submit(call, array.get());
-        CHECK_THROWS(engine.wait(work, kTimeout), MismatchError,
+        const auto work = driver.submit(call, array.get());
+        CHECK_THROWS(driver.wait(work, kTimeout), MismatchError,
                      "rank " + std::to_string(leaver) + " has shut down without submitting");
       }
     });

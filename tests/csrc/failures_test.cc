@@ -23,10 +23,10 @@ namespace {
 
 // A rank that launched a bucket after another had dropped it waited for its whole timeout.
 void bucket_dropped_before_launch() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
-    const auto buckets = one_bucket(engine, 100);
-    barrier(*engine);
-    if (engine->rank() == 0) {
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    const auto buckets = one_bucket(driver, 100);
+    barrier(*driver);
+    if (driver->rank() == 0) {
       buckets->ready(0);
     } else {
       pause_ms(300);
@@ -37,10 +37,10 @@ void bucket_dropped_before_launch() {
 
 // The drop of a bucket was forgotten by a rank that had not made it yet.
 void bucket_dropped_before_made() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
-    if (engine->rank() == 1) pause_ms(300);
-    const auto buckets = one_bucket(engine, 100);
-    if (engine->rank() == 0) {
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    if (driver->rank() == 1) pause_ms(300);
+    const auto buckets = one_bucket(driver, 100);
+    if (driver->rank() == 0) {
       buckets->ready(0);
     } else {
       CHECK_THROWS(buckets->wait(3 * kSecond), MismatchError, "dropped on rank 0");
@@ -51,86 +51,86 @@ void bucket_dropped_before_made() {
 // A bucket that failed before a rank launched it left that rank two rounds ahead: its next round
 // hung.
 void bucket_round_too_many() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
-    const auto buckets = one_bucket(engine, 100);
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    const auto buckets = one_bucket(driver, 100);
     buckets->ready(0);
     buckets->wait(kTimeout);
-    if (engine->rank() == 0) {
+    if (driver->rank() == 0) {
       buckets->ready(0);
       CHECK_THROWS(buckets->wait(kTimeout), MismatchError, "gradient bucket 0");
     } else {
-      CHECK_THROWS(barrier(*engine), MismatchError, "gradient bucket 0");
+      CHECK_THROWS(barrier(*driver), MismatchError, "gradient bucket 0");
     }
     CHECK_THROWS(buckets->wait(3 * kSecond), MismatchError, "");
-    barrier(*engine);
+    barrier(*driver);
   });
 }
 
 // The messages of a bucket that nobody will receive kept the progress thread awake for ever.
 void lost_bucket_lets_the_thread_sleep() {
-  run_engines(2, {}, {512, 0}, [](const Shared& engine) {
-    const auto buckets = one_bucket(engine, 100000);
-    barrier(*engine);
-    if (engine->rank() == 1) return;
+  run_drivers(2, {}, {512, 0}, [](const Shared& driver) {
+    const auto buckets = one_bucket(driver, 100000);
+    barrier(*driver);
+    if (driver->rank() == 1) return;
     buckets->ready(0);
     CHECK_THROWS(buckets->wait(kTimeout), MismatchError, "rank 1 has shut down");
     pause_ms(100);
-    const double before = engine->stats()["polls"];
+    const double before = driver->stats()["polls"];
     pause_ms(1000);
-    CHECK(engine->stats()["polls"] - before < 150);
+    CHECK(driver->stats()["polls"] - before < 150);
   });
 }
 
 // A failed call took the calls before it along on ranks that had not made them yet, and the ranks'
 // numbers were out of step for ever.
 void failed_call_spares_those_before() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
+  run_drivers(2, {}, {}, [](const Shared& driver) {
     std::vector<float> data(4, 1.0f);
     std::vector<std::shared_ptr<Work>> works;
-    if (engine->rank() == 1) CHECK_THROWS(barrier(*engine), MismatchError, "3rd unnamed allreduce");
-    for (int i = 0; i < 3; ++i) works.push_back(engine->submit(sum_of(1, ""), &data[i]));
-    CHECK_THROWS(engine->wait(works[2], kTimeout), MismatchError, "3rd unnamed allreduce");
-    engine->wait(works[0], 3 * kSecond);
-    engine->wait(works[1], 3 * kSecond);
-    engine->wait(engine->submit(sum_of(1, ""), &data[3]), 3 * kSecond);
+    if (driver->rank() == 1) CHECK_THROWS(barrier(*driver), MismatchError, "3rd unnamed allreduce");
+    for (int i = 0; i < 3; ++i) works.push_back(driver->submit(sum_of(1, ""), &data[i]));
+    CHECK_THROWS(driver->wait(works[2], kTimeout), MismatchError, "3rd unnamed allreduce");
+    driver->wait(works[0], 3 * kSecond);
+    driver->wait(works[1], 3 * kSecond);
+    driver->wait(driver->submit(sum_of(1, ""), &data[3]), 3 * kSecond);
     CHECK_EQ(data[0] + data[1] + data[3], 6.0f);
-    barrier(*engine);
-    CHECK_EQ(engine->stats()["parked_keys"], 0.0);
+    barrier(*driver);
+    CHECK_EQ(driver->stats()["parked_keys"], 0.0);
   });
 }
 
 // The list of ended works grew with every bucket launched, though nobody asks for those.
 void buckets_leave_no_ids() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
-    const auto buckets = one_bucket(engine, 100);
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    const auto buckets = one_bucket(driver, 100);
     for (int round = 0; round < 20; ++round) {
       buckets->ready(0);
       buckets->wait(kTimeout);
     }
-    CHECK_EQ(engine->take_ended().size(), 0u);
+    CHECK_EQ(driver->take_ended().size(), 0u);
   });
 }
 
 // Ranks counted as blocked when one thread of each waited, though another computed and would have
 // made the missing call.
 void computing_thread_is_late_only() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
-    const std::string own = engine->rank() == 0 ? "a" : "b";
-    const std::string others = engine->rank() == 0 ? "b" : "a";
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    const std::string own = driver->rank() == 0 ? "a" : "b";
+    const std::string others = driver->rank() == 0 ? "b" : "a";
     std::atomic<bool> computes = false;
     float x = 1;
     float y = 1;
     float z = 1;
     std::thread other([&] {
-      engine->wait(engine->submit(sum_of(1, "first"), &z), kTimeout);
+      driver->wait(driver->submit(sum_of(1, "first"), &z), kTimeout);
       computes = true;
       pause_ms(2000);
-      engine->wait(engine->submit(sum_of(1, others), &y), kTimeout);
+      driver->wait(driver->submit(sum_of(1, others), &y), kTimeout);
     });
     until([&] { return computes.load(); });
-    const auto work = engine->submit(sum_of(1, own), &x);
+    const auto work = driver->submit(sum_of(1, own), &x);
     try {
-      engine->wait(work, kTimeout);
+      driver->wait(work, kTimeout);
     } catch (const MismatchError& error) {
       record(false, __FILE__, __LINE__, error.what());
       std::_Exit(1);  // the other thread fails as well
@@ -143,17 +143,17 @@ void computing_thread_is_late_only() {
 // A wait that was to give up counted as blocked, and both ranks were told that they wait for one
 // another, though the one would have gone on to what the other waited for.
 void wait_that_gives_up_is_late_only() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
+  run_drivers(2, {}, {}, [](const Shared& driver) {
     float x = 1;
     float y = 1;
-    if (engine->rank() == 0) {
-      const auto work = engine->submit(sum_of(1, "x"), &x);
-      CHECK_THROWS(engine->wait(work, 4 * kSecond, {}, false), StallError, "rank 1 has not come");
-      engine->wait(engine->submit(sum_of(1, "y"), &y), kTimeout);
-      engine->wait(work, kTimeout);
+    if (driver->rank() == 0) {
+      const auto work = driver->submit(sum_of(1, "x"), &x);
+      CHECK_THROWS(driver->wait(work, 4 * kSecond, {}, false), StallError, "rank 1 has not come");
+      driver->wait(driver->submit(sum_of(1, "y"), &y), kTimeout);
+      driver->wait(work, kTimeout);
     } else {
-      engine->wait(engine->submit(sum_of(1, "y"), &y), kTimeout);
-      engine->wait(engine->submit(sum_of(1, "x"), &x), kTimeout);
+      driver->wait(driver->submit(sum_of(1, "y"), &y), kTimeout);
+      driver->wait(driver->submit(sum_of(1, "x"), &x), kTimeout);
     }
     CHECK_EQ(x + y, 4.0f);
   });
@@ -161,16 +161,16 @@ void wait_that_gives_up_is_late_only() {
 
 // A wait too short for any answer accused the other ranks of having stopped.
 void short_wait_accuses_nobody() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
-    barrier(*engine);
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    barrier(*driver);
     float x = 1;
-    if (engine->rank() == 0) {
-      const auto work = engine->submit(sum_of(1, "a"), &x);
-      CHECK_THROWS(engine->wait(work, 0), StallError, "rank 1 did not answer in so short a time");
-      engine->wait(work, kTimeout);
+    if (driver->rank() == 0) {
+      const auto work = driver->submit(sum_of(1, "a"), &x);
+      CHECK_THROWS(driver->wait(work, 0), StallError, "rank 1 did not answer in so short a time");
+      driver->wait(work, kTimeout);
     } else {
       pause_ms(300);
-      engine->wait(engine->submit(sum_of(1, "a"), &x), kTimeout);
+      driver->wait(driver->submit(sum_of(1, "a"), &x), kTimeout);
     }
     CHECK_EQ(x, 2.0f);
   });
@@ -198,23 +198,23 @@ void messages_during_withdrawal() {
     }
     return std::make_unique<Hooked>(std::move(below), std::move(hooks));
   };
-  run_engines(
+  run_drivers(
       3, options, {},
-      [&](const Shared& engine) {
+      [&](const Shared& driver) {
         std::vector<float> data(3 * (4096 + 3072) / sizeof(float), 1.0f);
         Call call = sum_of(static_cast<int64_t>(data.size()), "k");
-        if (engine->rank() == 0) may_poll = false;
-        if (engine->rank() == 2) {
+        if (driver->rank() == 0) may_poll = false;
+        if (driver->rank() == 2) {
           call.reduction = Reduction::kMax;
           until([&] { return is_granted.load(); });
         }
-        const auto work = engine->submit(call, data.data());
-        if (engine->rank() == 1) {
-          until([&] { return engine->stats()["grants_sent"] > 0; });
+        const auto work = driver->submit(call, data.data());
+        if (driver->rank() == 1) {
+          until([&] { return driver->stats()["grants_sent"] > 0; });
           is_granted = true;
         }
-        CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, "reduction");
-        barrier(*engine);
+        CHECK_THROWS(driver->wait(work, kTimeout), MismatchError, "reduction");
+        barrier(*driver);
         CHECK(sent > 0);
       },
       wrap);
@@ -236,12 +236,12 @@ void launch_during_withdrawal() {
     }
     return std::make_unique<Hooked>(std::move(below), std::move(hooks));
   };
-  run_engines(
+  run_drivers(
       2, options, {},
-      [&](const Shared& engine) {
-        auto buckets = one_bucket(engine, 2 * (4096 + 3072) / sizeof(float));
-        barrier(*engine);
-        if (engine->rank() == 1) {
+      [&](const Shared& driver) {
+        auto buckets = one_bucket(driver, 2 * (4096 + 3072) / sizeof(float));
+        barrier(*driver);
+        if (driver->rank() == 1) {
           buckets.reset();
           CHECK(sent > 0);
         } else {
@@ -274,12 +274,12 @@ void long_names_are_cut_between_characters() {
   for (const char* begin : {"", "x"}) {
     std::string name = begin;
     for (int i = 0; i < 60; ++i) name += "\xc3\xa9";
-    run_engines(2, {}, {}, [&](const Shared& engine) {
+    run_drivers(2, {}, {}, [&](const Shared& driver) {
       float data[2] = {1, 1};
-      const auto work = engine->submit(sum_of(1 + engine->rank(), name), data);
+      const auto work = driver->submit(sum_of(1 + driver->rank(), name), data);
       CHECK(is_whole(work->label()));
       CHECK(work->label().size() > 90);
-      CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, "shape");
+      CHECK_THROWS(driver->wait(work, kTimeout), MismatchError, "shape");
       CHECK(is_whole(work->failure.text));
     });
   }

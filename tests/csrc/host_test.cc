@@ -101,9 +101,9 @@ void test_direct_works() {
   for (const int size : {2, 3, 5}) {
     const auto windows = check::connected_windows(size, 64 << 20);
     for (const bool delayed : {false, true}) {
-      check::run_ranks(size, {}, {4096, delayed ? 7u : 0u}, [&](Engine& engine) {
-        const auto rank = static_cast<size_t>(engine.rank());
-        engine.set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
+      check::run_ranks(size, {}, {4096, delayed ? 7u : 0u}, [&](Driver& driver) {
+        const auto rank = static_cast<size_t>(driver.rank());
+        driver.set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
         std::mt19937_64 random(rank);
         for (int round = 0; round < 6; ++round) {
           std::vector<std::shared_ptr<std::byte>> arrays;
@@ -112,12 +112,12 @@ void test_direct_works() {
             const int64_t count = 5000 + 30011 * i;
             arrays.push_back(windows[rank]->allocate(4 * static_cast<size_t>(count)));
             std::fill_n(reinterpret_cast<float*>(arrays.back().get()), count,
-                        static_cast<float>(engine.rank() + i));
+                        static_cast<float>(driver.rank() + i));
             if (random() % 4 == 0) sleep_ns(static_cast<int64_t>(random() % 2000000));
-            works.push_back(engine.submit(allreduce_of(count), arrays.back().get()));
+            works.push_back(driver.submit(allreduce_of(count), arrays.back().get()));
           }
           for (int i = 7; i >= 0; --i) {
-            engine.wait(works[static_cast<size_t>(i)], kTimeout);
+            driver.wait(works[static_cast<size_t>(i)], kTimeout);
             const auto* values =
                 reinterpret_cast<const float*>(arrays[static_cast<size_t>(i)].get());
             const auto expected = static_cast<float>(size * i + size * (size - 1) / 2);
@@ -125,7 +125,7 @@ void test_direct_works() {
                               [&](float value) { return value == expected; }));
           }
         }
-        const auto stats = engine.stats();
+        const auto stats = driver.stats();
         CHECK_EQ(stats.at("data_messages_sent"), 0.0);
         CHECK_EQ(stats.at("works_in_flight"), 0.0);
       });
@@ -187,25 +187,25 @@ void test_hierarchical_works() {
     for (const int ordinary : {0, 1, 2}) {  // none, all, or every third
       EngineOptions options;
       options.segment_bytes = 64 << 10;
-      check::run_ranks(size, options, {}, [&](Engine& engine) {
-        const auto rank = static_cast<size_t>(engine.rank());
-        engine.set_window(windows[rank], hosts);
-        const bool is_shared = ordinary == 0 || (ordinary == 2 && engine.rank() % 3 != 0);
+      check::run_ranks(size, options, {}, [&](Driver& driver) {
+        const auto rank = static_cast<size_t>(driver.rank());
+        driver.set_window(windows[rank], hosts);
+        const bool is_shared = ordinary == 0 || (ordinary == 2 && driver.rank() % 3 != 0);
         std::vector<std::shared_ptr<std::byte>> arrays;
         std::vector<std::shared_ptr<Work>> works;
         const std::vector<int64_t> counts = {4097, 70001, 800001, 5000};
         for (const int64_t count : counts) {
           const size_t bytes = 4 * static_cast<size_t>(count);
-          arrays.push_back(is_shared ? engine.allocate(bytes) : allocate(bytes));
+          arrays.push_back(is_shared ? driver.allocate(bytes) : allocate(bytes));
           auto* const values = reinterpret_cast<float*>(arrays.back().get());
           for (int64_t i = 0; i < count; ++i) {
-            values[i] = static_cast<float>(engine.rank() + i % 1000);
+            values[i] = static_cast<float>(driver.rank() + i % 1000);
           }
-          if (engine.rank() == static_cast<int>(count % size)) sleep_ns(kMillisecond);
-          works.push_back(engine.submit(allreduce_of(count), values));
+          if (driver.rank() == static_cast<int>(count % size)) sleep_ns(kMillisecond);
+          works.push_back(driver.submit(allreduce_of(count), values));
         }
         for (size_t n = counts.size(); n-- > 0;) {
-          engine.wait(works[n], kTimeout);
+          driver.wait(works[n], kTimeout);
           const auto* const values = reinterpret_cast<const float*>(arrays[n].get());
           int64_t wrong = 0;
           for (int64_t i = 0; i < counts[n]; ++i) {
@@ -229,10 +229,10 @@ void test_hierarchical_buckets() {
     const auto windows = check::connected_windows(hosts, 64 << 20);
     EngineOptions options;
     options.segment_bytes = 64 << 10;
-    check::run_engines(size, options, {}, [&](const std::shared_ptr<Engine>& engine) {
-      const int rank = engine->rank();
-      engine->set_window(windows[static_cast<size_t>(rank)], hosts);
-      const auto buckets = check::make_buckets(engine, specs, plan_buckets(specs, 16 << 20, 5000));
+    check::run_drivers(size, options, {}, [&](const std::shared_ptr<Driver>& driver) {
+      const int rank = driver->rank();
+      driver->set_window(windows[static_cast<size_t>(rank)], hosts);
+      const auto buckets = check::make_buckets(driver, specs, plan_buckets(specs, 16 << 20, 5000));
       for (int round = 1; round <= 4; ++round) {
         for (int i = 0; i < 3; ++i) {
           const int64_t count = specs[static_cast<size_t>(i)].count();
@@ -267,12 +267,12 @@ void test_buckets_without_messages() {
                                            {"c", {300000}, DType::kFloat32, {}}};
   for (const int size : {2, 4}) {
     const auto windows = check::connected_windows(size, 64 << 20);
-    check::run_engines(size, {}, {}, [&](const std::shared_ptr<Engine>& engine) {
-      const int rank = engine->rank();
-      engine->set_window(windows[static_cast<size_t>(rank)],
-                         std::vector<int>(static_cast<size_t>(engine->size()), 0));
-      const auto buckets = check::make_buckets(engine, specs, plan_buckets(specs, 1 << 20, 5000));
-      const double sent = engine->stats().at("messages_sent");
+    check::run_drivers(size, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
+      const int rank = driver->rank();
+      driver->set_window(windows[static_cast<size_t>(rank)],
+                         std::vector<int>(static_cast<size_t>(driver->size()), 0));
+      const auto buckets = check::make_buckets(driver, specs, plan_buckets(specs, 1 << 20, 5000));
+      const double sent = driver->stats().at("messages_sent");
       for (int round = 1; round <= 20; ++round) {
         std::fill_n(reinterpret_cast<float*>(buckets->gradient(0)), 1000, 1.0f * round);
         buckets->ready(0);
@@ -287,7 +287,7 @@ void test_buckets_without_messages() {
         CHECK_EQ(reinterpret_cast<double*>(buckets->gradient(1))[69999], 1.0 * round);
         CHECK_EQ(reinterpret_cast<float*>(buckets->gradient(2))[299999], 0.0f);
       }
-      CHECK_EQ(engine->stats().at("messages_sent"), sent);
+      CHECK_EQ(driver->stats().at("messages_sent"), sent);
     });
   }
 }
@@ -299,24 +299,24 @@ void test_buckets_made_anew() {
   const std::vector<GradientSpec> specs = {{"a", {1000}, DType::kFloat32, {}}};
   constexpr int kTimes = 200;
   const auto windows = check::connected_windows(2, 8 << 20);
-  check::run_engines(2, {}, {}, [&](const std::shared_ptr<Engine>& engine) {
-    Window& window = *windows[static_cast<size_t>(engine->rank())];
-    engine->set_window(windows[static_cast<size_t>(engine->rank())], {0, 0});
+  check::run_drivers(2, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
+    Window& window = *windows[static_cast<size_t>(driver->rank())];
+    driver->set_window(windows[static_cast<size_t>(driver->rank())], {0, 0});
     const uint64_t before = *window.offset_of(window.allocate_stage(1).get(), 1);
     for (int number = 0; number < kTimes; ++number) {
       const auto buckets =
-          check::make_buckets(engine, specs, plan_buckets(specs, 1 << 20, 5000), number);
+          check::make_buckets(driver, specs, plan_buckets(specs, 1 << 20, 5000), number);
       std::fill_n(reinterpret_cast<float*>(buckets->gradient(0)), 1000, 1.0f);
       buckets->ready(0);
       buckets->wait(kTimeout);
       CHECK_EQ(*reinterpret_cast<float*>(buckets->gradient(0)), 2.0f);
     }
     Call barrier;
-    engine->wait(engine->submit(barrier, nullptr), kTimeout);
-    const auto last = check::make_buckets(engine, specs, plan_buckets(specs, 1 << 20, 1), kTimes);
+    driver->wait(driver->submit(barrier, nullptr), kTimeout);
+    const auto last = check::make_buckets(driver, specs, plan_buckets(specs, 1 << 20, 1), kTimes);
     const uint64_t after = *window.offset_of(window.allocate_stage(1).get(), 1);
     CHECK(after - before < 4096);
-    CHECK_EQ(engine->stats().at("keys"), 2.0 + kTimes);
+    CHECK_EQ(driver->stats().at("keys"), 2.0 + kTimes);
   });
 }
 
@@ -327,10 +327,10 @@ void test_buckets_without_room() {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, {0, 0, 1}, {0, 0, 1, 1}}) {
     const auto windows = check::connected_windows(hosts, 8 << 20);
     const int size = static_cast<int>(hosts.size());
-    check::run_engines(size, {}, {}, [&](const std::shared_ptr<Engine>& engine) {
-      engine->set_window(windows[static_cast<size_t>(engine->rank())], hosts);
-      const auto taken = engine->rank() == 1 ? engine->allocate(5 << 20) : nullptr;
-      const auto buckets = check::make_buckets(engine, specs, plan_buckets(specs, 1 << 20, 400));
+    check::run_drivers(size, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
+      driver->set_window(windows[static_cast<size_t>(driver->rank())], hosts);
+      const auto taken = driver->rank() == 1 ? driver->allocate(5 << 20) : nullptr;
+      const auto buckets = check::make_buckets(driver, specs, plan_buckets(specs, 1 << 20, 400));
       for (int round = 1; round < 4; ++round) {
         for (int i = 0; i < 2; ++i) {
           std::fill_n(reinterpret_cast<float*>(buckets->gradient(i)),
@@ -341,7 +341,7 @@ void test_buckets_without_room() {
         CHECK_EQ(*reinterpret_cast<float*>(buckets->gradient(0)), 1.0f * round * size);
         CHECK_EQ(reinterpret_cast<float*>(buckets->gradient(1))[499999], 1.0f * round * size);
       }
-      CHECK(engine->stats().at("data_messages_sent") > 0.0);
+      CHECK(driver->stats().at("data_messages_sent") > 0.0);
     });
   }
 }

@@ -25,8 +25,8 @@ int rounds_of(int rank, int size, int start) {
 // The ranks of a round, and what they do in it.
 class Round {
  public:
-  Round(Engine& engine, GradientBuckets& buckets, SharedGroup evens, int start, int round)
-      : engine_(engine), buckets_(buckets), evens_(std::move(evens)), size_(engine.size()) {
+  Round(Driver& driver, GradientBuckets& buckets, SharedGroup evens, int start, int round)
+      : driver_(driver), buckets_(buckets), evens_(std::move(evens)), size_(driver.size()) {
     for (int rank = 0; rank < size_; ++rank) {
       if (rounds_of(rank, size_, start) > round) live_.push_back(rank);
     }
@@ -43,7 +43,7 @@ class Round {
     gathers();
     exchanges();
     from_roots();
-    check::barrier(engine_);
+    check::barrier(driver_);
     gradients();
     if (evens_) group_sums();
   }
@@ -56,20 +56,20 @@ class Round {
     return sum;
   }
   std::shared_ptr<Work> call(Call call, void* data) {
-    auto work = engine_.submit(call, data);
-    engine_.wait(work, check::kTimeout);
+    auto work = driver_.submit(call, data);
+    driver_.wait(work, check::kTimeout);
     return work;
   }
 
   template <class T>
   void sums(int64_t count, DType dtype, const std::string& name) {
-    std::vector<T> data(static_cast<size_t>(count), static_cast<T>(engine_.rank() + 1));
+    std::vector<T> data(static_cast<size_t>(count), static_cast<T>(driver_.rank() + 1));
     call({Kind::kAllreduce, dtype, Reduction::kSum, -1, {count}, name}, data.data());
     CHECK(std::ranges::all_of(data, [&](T x) { return x == static_cast<T>(sum()); }));
   }
 
   void extremes() {
-    const auto own = static_cast<int8_t>(engine_.rank() - 3);
+    const auto own = static_cast<int8_t>(driver_.rank() - 3);
     std::vector<int8_t> least(50, own);
     call({Kind::kAllreduce, DType::kInt8, Reduction::kMin, -1, {50}, ""}, least.data());
     CHECK_EQ(int{least[49]}, live_.front() - 3);
@@ -91,7 +91,7 @@ class Round {
 
   // Over all ranks, not over those that take part; what travels as 16 bits, too.
   void averages() {
-    std::vector<float> data(5000, static_cast<float>((engine_.rank() + 1) * size_));
+    std::vector<float> data(5000, static_cast<float>((driver_.rank() + 1) * size_));
     Call average{Kind::kAllreduce, DType::kFloat32, Reduction::kAverage, -1, {5000}, "average"};
     average.compression = DType::kBFloat16;
     call(average, data.data());
@@ -100,10 +100,10 @@ class Round {
 
   void at_once() {
     for (const int64_t count : {1, 3000, 100'000}) {
-      std::vector<float> data(static_cast<size_t>(count), static_cast<float>(engine_.rank() + 1));
+      std::vector<float> data(static_cast<size_t>(count), static_cast<float>(driver_.rank() + 1));
       const Call now{Kind::kAllreduce, DType::kFloat32, Reduction::kSum, -1, {count}, ""};
-      if (const auto work = engine_.allreduce_now(now, data.data())) {
-        engine_.wait(work, check::kTimeout);
+      if (const auto work = driver_.allreduce_now(now, data.data())) {
+        driver_.wait(work, check::kTimeout);
       }
       CHECK_EQ(data.back(), static_cast<float>(sum()));
     }
@@ -125,21 +125,21 @@ class Round {
 
   void gathers() {
     for (const int64_t columns : {3, 50'000}) {
-      const int64_t rows = engine_.rank() % 2 + 1;
+      const int64_t rows = driver_.rank() % 2 + 1;
       std::vector<uint8_t> own(static_cast<size_t>(rows * columns),
-                               static_cast<uint8_t>(engine_.rank()));
+                               static_cast<uint8_t>(driver_.rank()));
       expect_rows(call({Kind::kAllgather, DType::kUInt8, {}, -1, {rows, columns}, ""}, own.data()),
                   columns);
       const int root = live_.back();
       const auto gathered =
           call({Kind::kGather, DType::kUInt8, {}, root, {rows, columns}, "gather"}, own.data());
-      if (engine_.rank() == root) expect_rows(gathered, columns);
+      if (driver_.rank() == root) expect_rows(gathered, columns);
     }
   }
 
   void exchanges() {
     for (const int64_t columns : {2, 40'000}) {
-      std::vector<int32_t> rows(static_cast<size_t>(size_ * columns), engine_.rank());
+      std::vector<int32_t> rows(static_cast<size_t>(size_ * columns), driver_.rank());
       Call exchange{Kind::kAlltoall, DType::kInt32, {}, -1, {size_, columns}, ""};
       exchange.splits.assign(static_cast<size_t>(size_), 1);
       const auto work = call(exchange, rows.data());
@@ -148,8 +148,8 @@ class Round {
         CHECK_EQ(lengths[static_cast<size_t>(rank)], is_live(rank) ? 4 * columns : 0);
       }
 
-      const int64_t own = (2 * size_ + 1) / size_ + (engine_.rank() < (2 * size_ + 1) % size_);
-      std::vector<double> data(static_cast<size_t>((2 * size_ + 1) * columns), engine_.rank() + 1);
+      const int64_t own = (2 * size_ + 1) / size_ + (driver_.rank() < (2 * size_ + 1) % size_);
+      std::vector<double> data(static_cast<size_t>((2 * size_ + 1) * columns), driver_.rank() + 1);
       std::vector<double> output(static_cast<size_t>(own * columns));
       Call reduce{Kind::kReduceScatter,     DType::kFloat64, Reduction::kSum, -1,
                   {2 * size_ + 1, columns}, "scattered"};
@@ -162,12 +162,12 @@ class Round {
   void from_roots() {
     const int root = live_.front();
     for (const int64_t count : {10, 60'000}) {
-      std::vector<float> data(static_cast<size_t>(count), static_cast<float>(engine_.rank()));
+      std::vector<float> data(static_cast<size_t>(count), static_cast<float>(driver_.rank()));
       call({Kind::kBroadcast, DType::kFloat32, {}, root, {count}, ""}, data.data());
       CHECK_EQ(data.back(), static_cast<float>(root));
-      std::vector<float> dealt(static_cast<size_t>(engine_.rank() == root ? count * size_ : 0), 7);
+      std::vector<float> dealt(static_cast<size_t>(driver_.rank() == root ? count * size_ : 0), 7);
       Call scatter{Kind::kScatter, DType::kFloat32, {}, root, {0, count}, ""};
-      if (engine_.rank() == root) {
+      if (driver_.rank() == root) {
         scatter.shape[0] = size_;
         scatter.splits.assign(static_cast<size_t>(size_), 1);
       }
@@ -181,7 +181,7 @@ class Round {
     for (const int i : {2, 0}) {
       auto* const gradient = reinterpret_cast<float*>(buckets_.gradient(i));
       std::fill_n(gradient, buckets_.gradients()[static_cast<size_t>(i)].count(),
-                  static_cast<float>(engine_.rank() + 1));
+                  static_cast<float>(driver_.rank() + 1));
       buckets_.ready(i);
     }
     const std::vector<bool> produced = buckets_.wait(check::kTimeout);
@@ -203,19 +203,19 @@ class Round {
                           std::ranges::count_if(live_, [](int rank) { return rank % 2 == 0; })));
   }
 
-  Engine& engine_;
+  Driver& driver_;
   GradientBuckets& buckets_;
   const SharedGroup evens_;  // null on the others
   const int size_;
   std::vector<int> live_;
 };
 
-SharedGroup group_of_evens(Engine& engine) {
-  if (engine.rank() % 2 != 0) return nullptr;
+SharedGroup group_of_evens(Driver& driver) {
+  if (driver.rank() % 2 != 0) return nullptr;
   std::vector<int> evens;
-  for (int rank = 0; rank < engine.size(); rank += 2) evens.push_back(rank);
-  SharedGroup group = group_of(std::move(evens), engine.rank(), engine.size(), 1);
-  engine.know_group(group);
+  for (int rank = 0; rank < driver.size(); rank += 2) evens.push_back(rank);
+  SharedGroup group = group_of(std::move(evens), driver.rank(), driver.size(), 1);
+  driver.know_group(group);
   return group;
 }
 
@@ -231,23 +231,23 @@ void test_calls() {
     for (const uint64_t delay_seed : {0u, 5u}) {
       if (delay_seed != 0 && size > 3) continue;
       const bool shares = delay_seed == 0;
-      check::run_engines(size, {}, {4096, delay_seed}, [&](const check::Shared& engine) {
-        if (shares) engine->set_window(windows[static_cast<size_t>(engine->rank())], hosts);
-        const auto buckets = check::make_buckets(engine, specs, plan_buckets(specs, 4096, 4096));
-        const SharedGroup evens = group_of_evens(*engine);
+      check::run_drivers(size, {}, {4096, delay_seed}, [&](const check::Shared& driver) {
+        if (shares) driver->set_window(windows[static_cast<size_t>(driver->rank())], hosts);
+        const auto buckets = check::make_buckets(driver, specs, plan_buckets(specs, 4096, 4096));
+        const SharedGroup evens = group_of_evens(*driver);
         for (int start = 0; start < kStarts; ++start) {
-          const int rounds = rounds_of(engine->rank(), size, start);
+          const int rounds = rounds_of(driver->rank(), size, start);
           for (int round = 0; round < rounds; ++round) {
-            Round(*engine, *buckets, evens, start, round).run();
+            Round(*driver, *buckets, evens, start, round).run();
           }
           int last = 0;  // all rounds have as many works of all ranks
           const auto works = [&](int rank) { return rounds_of(rank, size, start); };
           for (int rank = 0; rank < size; ++rank) {
             if (works(rank) >= works(last)) last = rank;
           }
-          const int came_last = engine->join(check::kTimeout);
+          const int came_last = driver->join(check::kTimeout);
           int32_t same = came_last;
-          engine->wait(engine->submit(
+          driver->wait(driver->submit(
                            {Kind::kAllreduce, DType::kInt32, Reduction::kMax, -1, {1}, ""}, &same),
                        check::kTimeout);
           CHECK_EQ(same, came_last);
@@ -260,34 +260,34 @@ void test_calls() {
 
 // Who comes last: most works, then the highest rank.
 void test_last() {
-  check::run_ranks(4, {}, {}, [](Engine& engine) {
+  check::run_ranks(4, {}, {}, [](Driver& driver) {
     const std::vector<int> works = {1, 3, 3, 2};
-    for (int i = 0; i < works[static_cast<size_t>(engine.rank())]; ++i) {
+    for (int i = 0; i < works[static_cast<size_t>(driver.rank())]; ++i) {
       float x = 1;
-      engine.wait(engine.submit(check::sum_of(1, "x"), &x), check::kTimeout);
+      driver.wait(driver.submit(check::sum_of(1, "x"), &x), check::kTimeout);
     }
-    CHECK_EQ(engine.join(check::kTimeout), 2);
-    CHECK_EQ(engine.join(check::kTimeout), 3);
+    CHECK_EQ(driver.join(check::kTimeout), 2);
+    CHECK_EQ(driver.join(check::kTimeout), 3);
   });
 }
 
 // What is in flight when a rank joins still ends, though it waits for it only afterwards.
 void test_in_flight() {
-  check::run_engines(3, {}, {4096, 2}, [](const check::Shared& engine) {
-    const auto buckets = check::one_bucket(engine, 5000);
+  check::run_drivers(3, {}, {4096, 2}, [](const check::Shared& driver) {
+    const auto buckets = check::one_bucket(driver, 5000);
     std::vector<float> data(30'000, 1.0f);
     std::shared_ptr<Work> work;
-    if (engine->rank() > 0) {
+    if (driver->rank() > 0) {
       check::pause_ms(20);
-      work = engine->submit(check::sum_of(30'000, "late"), data.data());
+      work = driver->submit(check::sum_of(30'000, "late"), data.data());
       auto* const gradient = reinterpret_cast<float*>(buckets->gradient(0));
       std::fill_n(gradient, 5000, 1.0f);
       buckets->ready(0);
     }
-    engine->join(check::kTimeout);
+    driver->join(check::kTimeout);
     if (work) {
       CHECK(work->ended());
-      engine->wait(work, check::kTimeout);
+      driver->wait(work, check::kTimeout);
       CHECK_EQ(data[29'999], 2.0f);
       CHECK(buckets->wait(check::kTimeout)[0]);
       CHECK_EQ(*reinterpret_cast<float*>(buckets->gradient(0)), 2.0f);
@@ -302,14 +302,14 @@ void add(void* into, const void* from, int64_t count) {
 }
 
 void test_refusals() {
-  check::run_ranks(3, {}, {4096, 1}, [](Engine& engine) {
+  check::run_ranks(3, {}, {4096, 1}, [](Driver& driver) {
     constexpr int kAway = 1;
     std::vector<float> data(5000, 1.0f);
     const auto refuses = [&](const Call& call, const std::string& words) {
-      CHECK_THROWS(engine.wait(engine.submit(call, data.data()), check::kTimeout), UsageError,
+      CHECK_THROWS(driver.wait(driver.submit(call, data.data()), check::kTimeout), UsageError,
                    words);
     };
-    if (engine.rank() != kAway) {
+    if (driver.rank() != kAway) {
       check::pause_ms(200);
       for (const Kind kind : {Kind::kBroadcast, Kind::kGather}) {
         refuses({kind, DType::kFloat32, {}, kAway, {5000}, ""}, "cannot be the root of");
@@ -319,23 +319,23 @@ void test_refusals() {
       own.operation = {&add, 7, "add"};
       refuses(own, "nothing neutral for allreduce 'own'");
       Call message{Kind::kMessage, DType::kFloat32, {}, -1, {5000}, "m"};
-      if (engine.rank() == 0) {
-        message.group = group_of_pair(0, kAway, *engine.group_of_all_ranks());
+      if (driver.rank() == 0) {
+        message.group = group_of_pair(0, kAway, *driver.group_of_all_ranks());
         refuses(message, "neither sends nor receives");
       }
-      engine.wait(engine.submit(check::sum_of(5000, "after"), data.data()), check::kTimeout);
+      driver.wait(driver.submit(check::sum_of(5000, "after"), data.data()), check::kTimeout);
     } else {
-      CHECK_THROWS(engine.join(kSecond / 100), StallError, "waits on rank 1 for");
-      CHECK_THROWS(engine.submit(check::sum_of(5, ""), data.data()), UsageError, "called join()");
+      CHECK_THROWS(driver.join(kSecond / 100), StallError, "waits on rank 1 for");
+      CHECK_THROWS(driver.submit(check::sum_of(5, ""), data.data()), UsageError, "called join()");
     }
-    engine.join(check::kTimeout);
+    driver.join(check::kTimeout);
   });
 }
 
 void test_leaving() {
-  check::run_ranks(3, {}, {}, [](Engine& engine) {
-    if (engine.rank() == 2) return;  // shuts down
-    CHECK_THROWS(engine.join(check::kTimeout), MismatchError, "rank 2 has shut down");
+  check::run_ranks(3, {}, {}, [](Driver& driver) {
+    if (driver.rank() == 2) return;  // shuts down
+    CHECK_THROWS(driver.join(check::kTimeout), MismatchError, "rank 2 has shut down");
   });
 }
 

@@ -40,28 +40,28 @@ void stalls(int size, const std::set<int>& late, const std::set<int>& silent, bo
       hooks.may_poll = [&stops = is_stopped[below->rank()]] { return !stops; };
     return std::make_unique<Hooked>(std::move(below), std::move(hooks));
   };
-  run_engines(
+  run_drivers(
       size, {}, {},
-      [&](const Shared& engine) {
-        const int rank = engine->rank();
+      [&](const Shared& driver) {
+        const int rank = driver->rank();
         std::vector<int> order;
         for (int i = 0; i < size; ++i) order.push_back(is_reversed ? size - 1 - i : i);
         Call call = sum_of(3, "late");
         if (is_reversed) call.group = group_of(order, rank, size, 7);
         std::vector<float> data(3, 1.0f);
-        barrier(*engine);
+        barrier(*driver);
         if (late.contains(rank) || silent.contains(rank)) {
           is_stopped[rank] = silent.contains(rank);
           stopped += silent.count(rank);
           for (int i = 0; i < 1500 && named < waiting; ++i) pause_ms(10);
           is_stopped[rank] = false;
-          engine->wait(engine->submit(call, data.data()), 2 * kTimeout);
+          driver->wait(driver->submit(call, data.data()), 2 * kTimeout);
         } else {
           until([&] { return stopped == silent.size(); });
-          const auto work = engine->submit(call, data.data());
-          const double before = engine->stats().at("messages_sent");
+          const auto work = driver->submit(call, data.data());
+          const double before = driver->stats().at("messages_sent");
           try {
-            engine->wait(work, 3 * kSecond);
+            driver->wait(work, 3 * kSecond);
             CHECK(false);
           } catch (const StallError& error) {
             const std::string what = error.what();
@@ -74,11 +74,11 @@ void stalls(int size, const std::set<int>& late, const std::set<int>& silent, bo
                 what.find(text_of(silent) + " did not answer (") != std::string::npos;
             record(names_late && names_silent, __FILE__, __LINE__, what);
           }
-          const double sent = engine->stats().at("messages_sent") - before;
+          const double sent = driver->stats().at("messages_sent") - before;
           record(sent <= static_cast<double>(most_messages), __FILE__, __LINE__,
                  std::to_string(sent) + " messages of rank " + std::to_string(rank));
           ++named;
-          engine->wait(work, 2 * kTimeout);
+          driver->wait(work, 2 * kTimeout);
         }
         CHECK_EQ(data[0], static_cast<float>(size));
       },
@@ -109,14 +109,14 @@ void early_leaver_is_blamed() {
   constexpr int kSize = 16;
   constexpr int kLeaver = 9;
   std::atomic<int> blaming = 0;
-  run_engines(kSize, {}, {}, [&](const Shared& engine) {
-    barrier(*engine);
-    const int rank = engine->rank();
+  run_drivers(kSize, {}, {}, [&](const Shared& driver) {
+    barrier(*driver);
+    const int rank = driver->rank();
     if (rank == kLeaver) return;
     float x = 1;
     if (rank == kLeaver + 1) until([&] { return blaming == kSize - 2; });
     const int64_t begin = now_ns();
-    CHECK_THROWS(engine->wait(engine->submit(sum_of(1, "k"), &x), kTimeout), MismatchError,
+    CHECK_THROWS(driver->wait(driver->submit(sum_of(1, "k"), &x), kTimeout), MismatchError,
                  "rank 9 has shut down without submitting allreduce 'k'");
     CHECK(now_ns() - begin < 5 * kSecond);
     ++blaming;
@@ -127,15 +127,14 @@ void early_leaver_is_blamed() {
 void departures_take_few_messages() {
   for (const int size : {2, 3, 5, 6, 22, 40}) {
     for (const int spread_ms : {0, 200}) {
-      std::vector<std::shared_ptr<Engine>> engines(static_cast<size_t>(size));
-      run_engines(size, {}, {}, [&](const Shared& engine) {
-        barrier(*engine);
-        const double before = engine->stats().at("messages_sent");
-        if (spread_ms > 0) pause_ms(engine->rank() * 37 % spread_ms);
-        engine->shutdown();
-        const double sent = engine->stats().at("messages_sent") - before;
+      run_drivers(size, {}, {}, [&](const Shared& driver) {
+        barrier(*driver);
+        const double before = driver->stats().at("messages_sent");
+        if (spread_ms > 0) pause_ms(driver->rank() * 37 % spread_ms);
+        driver->shutdown();
+        const double sent = driver->stats().at("messages_sent") - before;
         record(sent <= (spread_ms == 0 ? 16 : 30), __FILE__, __LINE__,
-               std::to_string(sent) + " messages of rank " + std::to_string(engine->rank()));
+               std::to_string(sent) + " messages of rank " + std::to_string(driver->rank()));
       });
     }
   }
@@ -145,12 +144,12 @@ void departures_take_few_messages() {
 // while a late rank may still come.
 void stuck_ranks_are_told_among_many() {
   constexpr int kSize = 12;
-  run_engines(kSize, {}, {}, [&](const Shared& engine) {
-    const bool is_odd = engine->rank() % 2 == 1;
+  run_drivers(kSize, {}, {}, [&](const Shared& driver) {
+    const bool is_odd = driver->rank() % 2 == 1;
     float x = 1;
-    CHECK_THROWS(engine->wait(engine->submit(sum_of(1, is_odd ? "odd" : "even"), &x), kTimeout),
+    CHECK_THROWS(driver->wait(driver->submit(sum_of(1, is_odd ? "odd" : "even"), &x), kTimeout),
                  MismatchError, "wait for one another");
-    engine->wait(engine->submit(sum_of(1, "even"), &x), kTimeout);
+    driver->wait(driver->submit(sum_of(1, "even"), &x), kTimeout);
   });
 }
 

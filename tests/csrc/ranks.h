@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/engine.h"
+#include "engine/driver.h"
 #include "engine/gradient_buckets.h"
+#include "engine/waiting.h"
 #include "sockets.h"
 #include "transport/loopback/loopback.h"
 
@@ -42,29 +43,29 @@ inline std::vector<std::shared_ptr<Window>> connected_windows(int size, size_t b
 }
 
 /// Collective: makes buckets, and tells all ranks where they are if they share memory.
-inline std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Engine>& engine,
+inline std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Driver>& driver,
                                                      const std::vector<GradientSpec>& specs,
                                                      BucketPlan plan, int64_t first_number = 0) {
-  auto buckets = std::make_unique<GradientBuckets>(engine, specs, std::move(plan), Reduction::kSum,
-                                                   first_number, engine->group_of_all_ranks());
+  auto buckets = std::make_unique<GradientBuckets>(driver, specs, std::move(plan), Reduction::kSum,
+                                                   first_number, driver->group_of_all_ranks());
   std::vector<int64_t> own = buckets->places();
   if (own.empty()) return buckets;
   Call call;
   call.kind = Kind::kAllgather;
   call.dtype = DType::kInt64;
   call.shape = {1, static_cast<int64_t>(own.size())};
-  const auto work = engine->submit(call, own.data());
-  engine->wait(work, std::numeric_limits<int64_t>::max() / 2);
+  const auto work = driver->submit(call, own.data());
+  driver->wait(work, std::numeric_limits<int64_t>::max() / 2);
   const auto* all = reinterpret_cast<const int64_t*>(work->collective->gathered()->data.data());
   std::vector<std::vector<int64_t>> places;
-  for (int rank = 0; rank < engine->size(); ++rank, all += own.size()) {
+  for (int rank = 0; rank < driver->size(); ++rank, all += own.size()) {
     places.emplace_back(all, all + own.size());
   }
   buckets->connect(places);
   return buckets;
 }
 
-using EngineBody = std::function<void(const std::shared_ptr<Engine>&)>;
+using DriverBody = std::function<void(const std::shared_ptr<Driver>&)>;
 using TransportWrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
 /// Messages through memory, or through sockets where RINGDL_TEST_TRANSPORT=tcp, whatever the
@@ -78,15 +79,15 @@ inline std::vector<std::unique_ptr<Transport>> make_transports(int size, Loopbac
 /// Runs `body` on `size` ranks, each a thread with an engine of its own, and shuts them down.
 /// An exception on one rank is a failed check.
 /// @param wrap  if given, puts something between each rank's engine and its transport
-inline void run_engines(int size, EngineOptions options, LoopbackOptions loopback,
-                        const EngineBody& body, const TransportWrap& wrap = {}) {
+inline void run_drivers(int size, EngineOptions options, LoopbackOptions loopback,
+                        const DriverBody& body, const TransportWrap& wrap = {}) {
   auto transports = make_transports(size, loopback);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       std::unique_ptr<Transport> transport = std::move(transports[static_cast<size_t>(rank)]);
       if (wrap) transport = wrap(std::move(transport));
-      const std::shared_ptr<Engine> engine = make_engine(std::move(transport), options);
+      const std::shared_ptr<Driver> driver = make_driver(std::move(transport), options);
       const auto attempt = [&](const std::function<void()>& act) {
         try {
           act();
@@ -96,8 +97,8 @@ inline void run_engines(int size, EngineOptions options, LoopbackOptions loopbac
                      " threw: " + error.what());
         }
       };
-      attempt([&] { body(engine); });
-      attempt([&] { engine->shutdown(); });
+      attempt([&] { body(driver); });
+      attempt([&] { driver->shutdown(); });
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -105,9 +106,9 @@ inline void run_engines(int size, EngineOptions options, LoopbackOptions loopbac
 
 /// The same for a body that only needs the engine itself.
 inline void run_ranks(int size, EngineOptions options, LoopbackOptions loopback,
-                      const std::function<void(Engine&)>& body) {
-  run_engines(size, options, loopback,
-              [&](const std::shared_ptr<Engine>& engine) { body(*engine); });
+                      const std::function<void(Driver&)>& body) {
+  run_drivers(size, options, loopback,
+              [&](const std::shared_ptr<Driver>& driver) { body(*driver); });
 }
 
 }  // namespace ringdl::check

@@ -29,13 +29,13 @@ void failed_works_leave_before_shutdown() {
   EngineOptions options;
   options.segment_bytes = 4096;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
-    run_engines(3, options, {512, seed}, [](const Shared& engine) {
+    run_drivers(3, options, {512, seed}, [](const Shared& driver) {
       std::vector<float> data(100000, 1.0f);
-      const int64_t count = engine->rank() == 2 ? 99999 : 100000;
-      const auto work = engine->submit(sum_of(count, "k"), data.data());
-      CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, "shape");
-      engine->shutdown();
-      const std::vector<uint64_t> ended = engine->take_ended();
+      const int64_t count = driver->rank() == 2 ? 99999 : 100000;
+      const auto work = driver->submit(sum_of(count, "k"), data.data());
+      CHECK_THROWS(driver->wait(work, kTimeout), MismatchError, "shape");
+      driver->shutdown();
+      const std::vector<uint64_t> ended = driver->take_ended();
       CHECK(work->idle());
       CHECK(std::find(ended.begin(), ended.end(), work->id) != ended.end());
     });
@@ -45,22 +45,22 @@ void failed_works_leave_before_shutdown() {
 // shutdown() took the transport away from another thread's wait() that was about to look again.
 void shutdown_waits_for_waiters() {
   std::atomic<bool> looks_away = false;
-  run_engines(2, {}, {}, [&](const Shared& engine) {
+  run_drivers(2, {}, {}, [&](const Shared& driver) {
     float x = 1;
-    if (engine->rank() == 1) until([&] { return looks_away.load(); });
-    const auto work = engine->submit(sum_of(1, "late"), &x);
-    if (engine->rank() == 0) {
+    if (driver->rank() == 1) until([&] { return looks_away.load(); });
+    const auto work = driver->submit(sum_of(1, "late"), &x);
+    if (driver->rank() == 0) {
       std::thread waiter([&] {
-        engine->wait(work, kTimeout, [&] {
+        driver->wait(work, kTimeout, [&] {
           looks_away = true;
           pause_ms(500);
         });
       });
       until([&] { return looks_away.load(); });
-      engine->shutdown();
+      driver->shutdown();
       waiter.join();
     } else {
-      engine->wait(work, kTimeout);
+      driver->wait(work, kTimeout);
     }
     CHECK_EQ(x, 2.0f);
   });
@@ -69,12 +69,12 @@ void shutdown_waits_for_waiters() {
 // Two threads in shutdown() waited for each other, or one was told that the engine is shut down.
 void two_threads_shut_down() {
   for (int i = 0; i < 100; ++i) {
-    run_engines(2, {}, {}, [](const Shared& engine) {
+    run_drivers(2, {}, {}, [](const Shared& driver) {
       std::atomic<int> well = 0;
       const auto shut_down = [&] {
         try {
-          engine->shutdown();
-          well += engine->is_shut_down();
+          driver->shutdown();
+          well += driver->is_shut_down();
         } catch (const UsageError&) {
         }
       };
@@ -88,29 +88,29 @@ void two_threads_shut_down() {
 
 // An interrupted shutdown() could not be repeated: the next one waited for the first.
 void interrupted_shutdown_is_repeated() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
-    if (engine->rank() == 0) {
-      CHECK_THROWS(engine->shutdown([] { throw Error("interrupted"); }), Error, "interrupted");
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    if (driver->rank() == 0) {
+      CHECK_THROWS(driver->shutdown([] { throw Error("interrupted"); }), Error, "interrupted");
     } else {
       pause_ms(300);
     }
-    engine->shutdown();
-    CHECK(engine->is_shut_down());
+    driver->shutdown();
+    CHECK(driver->is_shut_down());
   });
 }
 
 // Works that can never match kept ranks of which two threads had called in shutdown() for ever.
 void shutdown_ends_what_never_matches() {
-  run_engines(2, {}, {}, [](const Shared& engine) {
+  run_drivers(2, {}, {}, [](const Shared& driver) {
     float x = 1;
     float y = 1;
-    std::thread other([&] { engine->wait(engine->submit(sum_of(1, "t"), &x), kTimeout); });
+    std::thread other([&] { driver->wait(driver->submit(sum_of(1, "t"), &x), kTimeout); });
     other.join();
-    const std::string own = "own of rank " + std::to_string(engine->rank());
-    const auto work = engine->submit(sum_of(1, own), &y);
-    CHECK_THROWS(engine->wait(work, kSecond / 4), StallError, "has not come");
-    engine->shutdown();
-    CHECK_THROWS(engine->wait(work, kTimeout), MismatchError, own);
+    const std::string own = "own of rank " + std::to_string(driver->rank());
+    const auto work = driver->submit(sum_of(1, own), &y);
+    CHECK_THROWS(driver->wait(work, kSecond / 4), StallError, "has not come");
+    driver->shutdown();
+    CHECK_THROWS(driver->wait(work, kTimeout), MismatchError, own);
   });
 }
 
@@ -135,41 +135,47 @@ void only_who_never_came_is_blamed(bool by_bucket) {
     }
     return std::make_unique<Hooked>(std::move(below), std::move(hooks));
   };
-  const auto body = [&](const Shared& engine) {
+  const auto body = [&](const Shared& driver) {
     float x = 1;
     if (by_bucket) {
-      engine->add_bucket(0, nullptr, &x, sizeof(x), DType::kFloat32, Reduction::kSum, {}, "bucket",
-                         engine->group_of_all_ranks());
+      driver->add_bucket(0, {nullptr,
+                             &x,
+                             sizeof(x),
+                             DType::kFloat32,
+                             Reduction::kSum,
+                             {},
+                             "bucket",
+                             driver->group_of_all_ranks()});
       ++buckets;
       until([&] { return buckets == 4; });
     }
-    if (engine->rank() == 3) return;
-    if (engine->rank() == 1) {
+    if (driver->rank() == 3) return;
+    if (driver->rank() == 1) {
       until([&] { return sent_to_next == told; });
-      engine->wake();
+      driver->wake();
       pause_ms(50);
     }
     const auto sum = [&] {
-      engine->wait(by_bucket ? engine->launch_bucket(0) : engine->submit(sum_of(1, "k"), &x),
+      driver->wait(by_bucket ? driver->launch_bucket(0) : driver->submit(sum_of(1, "k"), &x),
                    kTimeout);
     };
     CHECK_THROWS(sum(), MismatchError, "rank 3 has shut down");
-    if (engine->rank() == 1) is_ending = true;
+    if (driver->rank() == 1) is_ending = true;
   };
-  run_engines(4, {}, {}, body, wrap);
+  run_drivers(4, {}, {}, body, wrap);
   CHECK(has_left);
 }
 
 // A signal handler that shuts down while its own thread waits waited for itself.
 void shutdown_within_wait() {
   std::atomic<bool> is_handling = false;
-  run_engines(2, {}, {}, [&](const Shared& engine) {
+  run_drivers(2, {}, {}, [&](const Shared& driver) {
     float x = 1;
-    if (engine->rank() == 1) until([&] { return is_handling.load(); });
-    const auto work = engine->submit(sum_of(1, "late"), &x);
-    engine->wait(work, kTimeout, [&] {
+    if (driver->rank() == 1) until([&] { return is_handling.load(); });
+    const auto work = driver->submit(sum_of(1, "late"), &x);
+    driver->wait(work, kTimeout, [&] {
       is_handling = true;
-      if (engine->rank() == 0) engine->shutdown();
+      if (driver->rank() == 0) driver->shutdown();
     });
     CHECK_EQ(x, 2.0f);
   });
@@ -178,8 +184,8 @@ void shutdown_within_wait() {
 // A forked child that let go of an engine waited for its parent's progress thread.
 void forked_child_lets_go() {
   auto transports = make_loopback(2);
-  Shared first = make_engine(std::move(transports[0]), {});
-  const Shared second = make_engine(std::move(transports[1]), {});
+  Shared first = make_driver(std::move(transports[0]), {});
+  const Shared second = make_driver(std::move(transports[1]), {});
   pause_ms(200);
   const pid_t child = fork();
   if (child == 0) {

@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "child.h"
-#include "engine/engine.h"
+#include "engine/driver.h"
 #include "engine/gradient_buckets.h"
 #include "ranks.h"
 
@@ -123,16 +123,16 @@ struct Started {
 /// One rank's part of a program.
 class Rank {
  public:
-  Rank(const Program& program, std::shared_ptr<Engine> engine, std::shared_ptr<Window> window,
+  Rank(const Program& program, std::shared_ptr<Driver> driver, std::shared_ptr<Window> window,
        uint64_t seed)
-      : program_(program), engine_(std::move(engine)), window_(std::move(window)), random_(seed) {
+      : program_(program), driver_(std::move(driver)), window_(std::move(window)), random_(seed) {
     if (window_)
-      engine_->set_window(window_, std::vector<int>(static_cast<size_t>(engine_->size()), 0));
+      driver_->set_window(window_, std::vector<int>(static_cast<size_t>(driver_->size()), 0));
     if (!program.has_buckets) return;
     for (int i = 0; i < 8; ++i) {
       specs_.push_back({"g" + std::to_string(i), {i * 97 % 200 + 1}, DType::kFloat32, {}});
     }
-    buckets_ = check::make_buckets(engine_, specs_, plan_buckets(specs_, 700, 300));
+    buckets_ = check::make_buckets(driver_, specs_, plan_buckets(specs_, 700, 300));
   }
 
   void run() {
@@ -156,7 +156,7 @@ class Rank {
     if (program_.is_typo_last) typo();
     if (random_.one_in(2)) buckets_.reset();
     random_.pause(2000);
-    engine_->shutdown();
+    driver_->shutdown();
     let_go_of_ended();
     CHECK(buffers_.empty());
   }
@@ -195,7 +195,7 @@ class Rank {
       }
       if (random.one_in(8)) continue;  // nobody waits for it
       const bool is_well =
-          wait_patiently(random, [&](int64_t timeout) { engine_->wait(one.work, timeout); });
+          wait_patiently(random, [&](int64_t timeout) { driver_->wait(one.work, timeout); });
       CHECK_EQ(is_well, one.operation.wrong_rank < 0);
       if (is_well) verify(one);
     }
@@ -225,7 +225,7 @@ class Rank {
   /// @param is_now  whether an allreduce that is fit for it meets in slots
   Started start(const Operation& operation, bool is_now = false) {
     Call call = operation.call;
-    const int rank = engine_->rank();
+    const int rank = driver_->rank();
     if (call.kind == Kind::kAllgather) call.shape[0] += rank;
     if (operation.wrong_rank == rank) {
       if (operation.field == 0) ++call.shape.back();
@@ -242,7 +242,7 @@ class Rank {
     std::fill_n(data, count, static_cast<float>(rank + operation.offset));
     const bool may_be_now = call.kind == Kind::kAllreduce && call.name.empty();
     const auto work =
-        may_be_now && is_now ? engine_->allreduce_now(call, data) : engine_->submit(call, data);
+        may_be_now && is_now ? driver_->allreduce_now(call, data) : driver_->submit(call, data);
     std::lock_guard guard(lock_);
     if (!work) {
       done_.push_back(std::move(buffer));
@@ -254,7 +254,7 @@ class Rank {
 
   // Shared, but for some operations on some rank.
   std::shared_ptr<std::byte> memory_for(const Operation& operation, size_t bytes) const {
-    const bool is_ordinary = operation.offset % 4 == 0 && engine_->rank() == operation.offset / 4;
+    const bool is_ordinary = operation.offset % 4 == 0 && driver_->rank() == operation.offset / 4;
     return window_ && !is_ordinary ? window_->allocate(bytes) : allocate(bytes);
   }
 
@@ -306,7 +306,7 @@ class Rank {
         break;
       }
     }
-    if (engine_->rank() != program_.dropping_rank) {
+    if (driver_->rank() != program_.dropping_rank) {
       wait_patiently(random_, [&](int64_t timeout) { buckets_->wait(timeout); });
     }
     buckets_.reset();
@@ -314,19 +314,19 @@ class Rank {
 
   // Those who are not mistaken find their barrier failed.
   void typo() {
-    const bool is_mistaken = engine_->rank() == program_.size - 1;
+    const bool is_mistaken = driver_->rank() == program_.size - 1;
     Operation operation;
     if (is_mistaken) operation.call = {Kind::kAllreduce, DType::kFloat32, {}, -1, {1}, "typo"};
-    CHECK_THROWS(engine_->wait(start(operation).work, kTimeout), MismatchError, "typo");
-    engine_->wait(start({}).work, kTimeout);
+    CHECK_THROWS(driver_->wait(start(operation).work, kTimeout), MismatchError, "typo");
+    driver_->wait(start({}).work, kTimeout);
   }
 
   void let_go_of_ended() {
-    for (const uint64_t id : engine_->take_ended()) buffers_.erase(id);
+    for (const uint64_t id : driver_->take_ended()) buffers_.erase(id);
   }
 
   const Program& program_;
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Driver> driver_;
   std::shared_ptr<Window> window_;
   Random random_;
   std::vector<GradientSpec> specs_;
@@ -346,10 +346,10 @@ int main(int argc, char** argv) {
       const Program program = random_program(seed);
       std::vector<std::shared_ptr<Window>> windows(static_cast<size_t>(program.size));
       if (program.shares_memory) windows = check::connected_windows(program.size, 64 << 20);
-      check::run_engines(program.size, program.options, program.loopback,
-                         [&](const std::shared_ptr<Engine>& engine) {
-                           const auto rank = static_cast<size_t>(engine->rank());
-                           Rank(program, engine, windows[rank], seed * 100 + rank).run();
+      check::run_drivers(program.size, program.options, program.loopback,
+                         [&](const std::shared_ptr<Driver>& driver) {
+                           const auto rank = static_cast<size_t>(driver->rank());
+                           Rank(program, driver, windows[rank], seed * 100 + rank).run();
                          });
     });
   }

@@ -281,14 +281,14 @@ void killed() {
   };
   if (victim == 0) {
     keep_only([](int rank) { return rank == kVictim; });
-    const Shared engine = make_engine(make_tcp_transport(kVictim, sockets[kVictim]), {});
-    barrier(*engine);
+    const Shared driver = make_driver(make_tcp_transport(kVictim, sockets[kVictim]), {});
+    barrier(*driver);
     const pid_t child = fork();
     if (child == 0) {
       alarm(3);
       for (;;) pause();
     }
-    barrier(*engine);
+    barrier(*driver);
     pause_ms(300);  // until the barrier has ended everywhere
     raise(SIGKILL);
   }
@@ -297,17 +297,17 @@ void killed() {
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == kVictim) continue;
     threads.emplace_back([rank, own = sockets[static_cast<size_t>(rank)]] {
-      const Shared engine = make_engine(make_tcp_transport(rank, own), {});
-      barrier(*engine);
-      barrier(*engine);
+      const Shared driver = make_driver(make_tcp_transport(rank, own), {});
+      barrier(*driver);
+      barrier(*driver);
       const int64_t begin = now_ns();
       std::vector<float> data(100000, 1.0f);
-      CHECK_THROWS(engine->wait(engine->submit(sum_of(100000, "x"), data.data()), kTimeout),
+      CHECK_THROWS(driver->wait(driver->submit(sum_of(100000, "x"), data.data()), kTimeout),
                    RankFailedError, "rank 2 has ended without shutdown()");
       CHECK(now_ns() - begin < 3 * kSecond);
-      CHECK_THROWS(engine->shutdown(), RankFailedError, "rank 2");
-      engine->abandon();
-      CHECK_THROWS(barrier(*engine), UsageError, "shut down");
+      CHECK_THROWS(driver->shutdown(), RankFailedError, "rank 2");
+      driver->abandon();
+      CHECK_THROWS(barrier(*driver), UsageError, "shut down");
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -321,12 +321,12 @@ void left_one_by_one() {
   std::vector<std::thread> threads;
   for (auto& transport : transports) {
     threads.emplace_back([&transport] {
-      const Shared engine = make_engine(std::move(transport), {});
-      for (int i = 0; i < 20; ++i) barrier(*engine);
-      pause_ms(50 * engine->rank());
+      const Shared driver = make_driver(std::move(transport), {});
+      for (int i = 0; i < 20; ++i) barrier(*driver);
+      pause_ms(50 * driver->rank());
       try {
-        engine->shutdown();
-        CHECK(engine->is_shut_down());
+        driver->shutdown();
+        CHECK(driver->is_shut_down());
       } catch (const Error& error) {
         record(false, __FILE__, __LINE__, error.what());
       }

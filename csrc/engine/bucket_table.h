@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/dtype.h"
+#include "collective/codec.h"
+#include "collective/shared_counters.h"
+#include "engine/matching.h"
+#include "engine/planning.h"
+#include "engine/tags.h"
+#include "engine/work_table.h"
+
+namespace ringdl {
+
+/// What a bucket is: the same on all members of its group, but for the memory.
+struct BucketSpec {
+  std::shared_ptr<const void> memory;  // keeps `data` alive for as long as messages are under way
+  void* data = nullptr;
+  size_t bytes = 0;
+  DType dtype = DType::kFloat32;
+  Reduction reduction = Reduction::kSum;
+  Codec codec;
+  std::string label;
+  SharedGroup group;
+  /// Where the members of this host have theirs, if they share memory.
+  std::optional<SharedArrays> shared = std::nullopt;
+};
+
+/// The buckets of one rank. Each instance of one is prepared as soon as the one before has ended,
+/// so that its first receives are posted when the previous rank launches. A bucket one of whose
+/// instances has failed cannot be used any more: it has no headers by which rounds could be told
+/// apart.
+class BucketTable {
+ public:
+  BucketTable(WorkTable& works, Matching& matching, Planning& planning, const TagLayout& tags)
+      : works_(works), matching_(matching), planning_(planning), tags_(tags) {}
+
+  /// @throws UsageError  the number is taken
+  void add(int64_t number, BucketSpec spec);
+  /// Takes the prepared instance, which the caller begins.
+  /// @throws UsageError  no such bucket, or its last instance is in flight
+  /// @throws MismatchError  it has failed
+  std::shared_ptr<Work> take_prepared(int64_t number);
+  /// Forgets a bucket. Returns its instance in flight, if there is one.
+  std::shared_ptr<Work> remove(int64_t number);
+  /// Forgets all, none of which is in flight.
+  void clear();
+
+  /// An instance has ended.
+  void on_end(const Key& key, const Failure& why);
+  /// The next instance is known to fail.
+  void on_failure(const Key& key, const std::string& why);
+
+  /// On a rank that has joined: the others have launched so many instances.
+  void on_launched(const Key& key);
+  /// One that others have launched and this rank has not, filled with zeros; nothing if there is
+  /// none.
+  std::optional<int64_t> next_to_answer();
+  /// Calls for each instance in flight.
+  void for_each_running(const std::function<void(const Work&)>& act) const;
+
+  /// The largest number that a bucket may have on this transport.
+  int64_t most() const { return tags_.buckets - 1; }
+
+ private:
+  struct Bucket {
+    BucketSpec spec;
+    std::shared_ptr<Work> prepared;  // the next instance, with receives posted
+    std::shared_ptr<Work> running;
+    std::string failure;              // set once an instance has failed
+    uint64_t launched_elsewhere = 0;  // instances, as far as a joined rank is told
+  };
+
+  void prepare(int64_t number, Bucket& bucket);
+  static void unprepare(Bucket& bucket);
+
+  WorkTable& works_;
+  Matching& matching_;
+  Planning& planning_;
+  const TagLayout& tags_;
+  std::map<int64_t, Bucket> buckets_;
+};
+
+}  // namespace ringdl

@@ -1,0 +1,301 @@
+#include "engine/driver.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace ringdl {
+namespace {
+
+std::atomic<bool> forked = false;
+std::atomic<int> dump_requests = 0;
+
+// How long a blocking caller polls the slots before its call becomes an ordinary work: what a
+// message takes, or, on shared cores, a few turns of the others.
+constexpr int64_t kMeetSpinNs = 20 * kMicrosecond;
+constexpr int64_t kMeetYieldNs = 200 * kMicrosecond;
+constexpr int kPollsPerTime = 8;
+constexpr int kPollsAtOnce = 64;  // about a microsecond
+
+// How often a caller polls for messages that nothing here waits for, where no thread does. Not at
+// each call: an MPI that yields its core when it finds none would double the time of a small one.
+constexpr int64_t kStrayMessagesNs = 200 * kMicrosecond;
+
+}  // namespace
+
+void request_dumps() { dump_requests.fetch_add(1, std::memory_order_relaxed); }
+
+std::shared_ptr<Driver> make_driver(std::unique_ptr<Transport> transport, EngineOptions options,
+                                    bool threads) {
+  return {new Driver(std::move(transport), options, threads), [](Driver* driver) {
+            if (!forked.load()) delete driver;
+          }};
+}
+
+Driver::Driver(std::unique_ptr<Transport> transport, EngineOptions options, bool threads)
+    : engine_(std::move(transport), options, kMonotonicClock),
+      threads_(threads),
+      maker_(std::this_thread::get_id()) {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+  if (registered != 0) throw Error("pthread_atfork failed");
+  if (!threads_ || size() == 1) return;
+  try {
+    thread_ = std::thread([this] { progress_in_background(); });
+  } catch (const std::system_error& error) {
+    throw Error("this process may start no thread more (" + std::string(error.what()) +
+                "): raise its limits of memory or of processes (ulimit -v, ulimit -u)");
+  }
+}
+
+Driver::~Driver() { stop_thread(); }
+
+void Driver::abandon() {
+  if (closed_.load() || in_forked_child()) return;
+  stop_thread();
+  const Lock lock(mutex_);
+  engine_.close();
+  closed_.store(true);
+}
+
+void Driver::stop_thread() {
+  {
+    const Lock lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool Driver::in_forked_child() { return forked.load(std::memory_order_relaxed); }
+
+void Driver::refuse_forked_child() {
+  if (in_forked_child()) {
+    throw UsageError(
+        "ringdl was called in a forked process; only the process that called ringdl.init() may "
+        "communicate (start DataLoader workers without ringdl calls)");
+  }
+}
+
+Driver::Lock Driver::lock_for_call(const std::function<void()>& before_waiting) {
+  refuse_forked_child();
+  if (!threads_ && std::this_thread::get_id() != maker_) {
+    throw UsageError(
+        "ringdl was called from a second thread, but this MPI does not offer MPI_THREAD_MULTIPLE; "
+        "call from the thread that called ringdl.init(), or start MPI with more thread support");
+  }
+  Lock lock(mutex_, std::defer_lock);
+  if (!before_waiting || !lock.try_lock()) {
+    if (before_waiting) before_waiting();
+    lock.lock();
+  }
+  refuse_closed();
+  return lock;
+}
+
+void Driver::refuse_closed() const {
+  if (closed_.load(std::memory_order_relaxed)) {
+    throw UsageError("ringdl is shut down; call ringdl.init() first");
+  }
+  if (!broken_.empty()) throw Error(broken_);
+}
+
+void Driver::note_submitter() {
+  if (shutting_down_ || engine_.membership().is_leaving()) {
+    throw UsageError("ringdl is shutting down; call ringdl.init() first");
+  }
+  engine_.joining().refuse_joined();
+  const std::thread::id caller = std::this_thread::get_id();
+  if (!submitter_) submitter_ = caller;
+  if (*submitter_ != caller) one_submitter_ = false;
+}
+
+void Driver::forget_submitters() {
+  const Lock lock = lock_for_call();
+  submitter_.reset();
+  one_submitter_ = true;
+}
+
+// In shutdown() nobody may; else whoever waits is the only one that has submitted anything so far.
+bool Driver::may_submit() const {
+  const bool is_only_one = one_submitter_ && submitter_ == std::this_thread::get_id();
+  return !is_only_one && !shutting_down_;
+}
+
+std::shared_ptr<Work> Driver::submit(const Call& call, void* data) {
+  const Lock lock = lock_for_call();
+  note_submitter();
+  return engine_.submit(call, data);
+}
+
+std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
+                                            const std::function<void()>& before_waiting) {
+  Lock lock = lock_for_call(before_waiting);
+  note_submitter();
+  const Key key = engine_.next_key(call);
+  const Engine::Shortcut shortcut = engine_.shortcut_for(call, key);
+  if (shortcut != Engine::Shortcut::kSlots) {
+    before_waiting();
+    return shortcut == Engine::Shortcut::kDirect ? engine_.submit_direct(call, key, data)
+                                                 : engine_.submit(call, data);
+  }
+  const int64_t begin = engine_.works().trace().is_on() ? now_ns() : 0;
+  SmallAllreduce small = engine_.begin_in_slots(call, key, data);
+  SlotExchange::State state = small.step(size());
+  int64_t until = 0;
+  for (int poll = 1; state == SlotExchange::State::kNotYet; ++poll) {
+    if (poll % kPollsPerTime == 0) {  // the clock takes longer than a poll
+      if (poll == kPollsAtOnce) before_waiting();
+      const int64_t now = now_ns();
+      if (until == 0) until = now + (may_spin_ ? kMeetSpinNs : kMeetYieldNs);
+      if (now > until) break;
+    }
+    if (!may_spin_) sched_yield();
+    state = small.step(size());
+  }
+  if (state == SlotExchange::State::kAllHavePut) {
+    if (is_time_to_poll()) engine_.poll();
+    engine_.finish_in_slots(call, key, begin);
+    return nullptr;
+  }
+  before_waiting();
+  return engine_.leave_slots(call, key, data, small);
+}
+
+bool Driver::is_time_to_poll() {
+  if (threads_) return false;
+  const int64_t now = now_ns();
+  if (now < next_poll_ns_) return false;
+  next_poll_ns_ = now + kStrayMessagesNs;
+  return true;
+}
+
+void Driver::refuse(const Call& call, const std::string& why) {
+  const Lock lock = lock_for_call();
+  note_submitter();
+  engine_.refuse(call, why);
+}
+
+void Driver::wake() {
+  Lock lock = lock_for_call();
+  awake_ = true;
+  lock.unlock();
+  wake_.notify_one();
+}
+
+void Driver::look() {
+  if (threads_ || in_forked_child() || closed_.load()) return;
+  const Lock lock = lock_for_call();
+  engine_.poll();
+}
+
+void Driver::watch_over(int64_t now) {
+  std::string text = engine_.watch_over(now);
+  const int requests = dump_requests.load(std::memory_order_relaxed);
+  if (std::exchange(dumps_done_, requests) != requests) text += engine_.dump();
+  if (!text.empty()) std::fputs(text.c_str(), stderr);
+}
+
+void Driver::set_segment_bytes(size_t bytes) {
+  const Lock lock = lock_for_call();
+  engine_.set_segment_bytes(bytes);
+}
+
+void Driver::set_choice(const CostModel& model, std::optional<Algorithm> wanted) {
+  const Lock lock = lock_for_call();
+  engine_.planning().choose_by(model, wanted);
+}
+
+void Driver::set_may_spin(bool may_spin) {
+  const Lock lock = lock_for_call();
+  may_spin_ = may_spin;
+}
+
+void Driver::set_watchdog(int64_t after_ns, bool dumps) {
+  const Lock lock = lock_for_call();
+  engine_.set_watchdog(after_ns, dumps);
+}
+
+void Driver::set_window(std::shared_ptr<Window> window, std::vector<int> hosts) {
+  const Lock lock = lock_for_call();
+  engine_.hosts().use(std::move(window), std::move(hosts));
+}
+
+SharedLayout Driver::layout_of(const Group& group) {
+  const Lock lock = lock_for_call();
+  return engine_.hosts().layout_of(group);
+}
+
+std::shared_ptr<std::byte> Driver::allocate(size_t bytes) {
+  refuse_forked_child();
+  return engine_.hosts().allocate(bytes);
+}
+
+void Driver::add_bucket(int64_t number, BucketSpec spec) {
+  const Lock lock = lock_for_call();
+  engine_.buckets().add(number, std::move(spec));
+}
+
+std::shared_ptr<Work> Driver::launch_bucket(int64_t number) {
+  const Lock lock = lock_for_call();
+  note_submitter();
+  return engine_.launch_bucket(number);
+}
+
+void Driver::remove_bucket(int64_t number) {
+  refuse_forked_child();
+  if (closed_.load()) return;
+  const Lock lock = lock_for_call();
+  engine_.remove_bucket(number);
+}
+
+void Driver::set_join_answers_allreduces_only(bool only) {
+  const Lock lock = lock_for_call();
+  engine_.joining().answer_allreduces_only(only);
+}
+
+void Driver::know_group(const SharedGroup& group) {
+  const Lock lock = lock_for_call();
+  engine_.joining().know(group);
+}
+
+void Driver::refuse_joined() {
+  const Lock lock = lock_for_call();
+  engine_.joining().refuse_joined();
+}
+
+std::vector<uint64_t> Driver::take_ended() {
+  if (in_forked_child()) return {};
+  const Lock lock(mutex_);
+  return engine_.works().take_released();
+}
+
+void Driver::start_trace() {
+  const Lock lock = lock_for_call();
+  engine_.works().trace().start();
+}
+
+std::vector<Trace::Event> Driver::take_trace() {
+  refuse_forked_child();
+  const Lock lock(mutex_);
+  return engine_.works().take_trace();
+}
+
+std::vector<Trace::Event> Driver::stop_trace() {
+  const Lock lock = lock_for_call();
+  return engine_.works().trace().stop();
+}
+
+std::map<std::string, double> Driver::stats() const {
+  refuse_forked_child();
+  const Lock lock(mutex_);
+  std::map<std::string, double> stats = engine_.stats();
+  stats["wait_seconds"] = static_cast<double>(wait_ns_) / kSecond;
+  return stats;
+}
+
+}  // namespace ringdl

@@ -1,0 +1,230 @@
+#include "engine/work_table.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "collective/choice.h"
+#include "collective/collective.h"
+
+namespace ringdl {
+
+WorkTable::WorkTable(Transport& transport, ControlPlane& control, const Clock& clock, OnEnd on_end)
+    : transport_(transport),
+      control_(control),
+      clock_(clock),
+      on_end_(std::move(on_end)),
+      tags_(TagLayout(transport.max_tag()).pooled) {}
+
+ChannelContext WorkTable::context(const SharedGroup& group) {
+  return {transport_, control_, tags_, counters_, group};
+}
+
+std::shared_ptr<Work> WorkTable::make_keyed(const Description& description, const Key& key,
+                                            const SharedGroup& group) {
+  auto work = std::make_shared<Work>(next_id_++, key, description, group);
+  work->keyed_channel = std::make_unique<KeyedChannel>(context(group), key, description,
+                                                       [this, raw = work.get()] { touch(*raw); });
+  return work;
+}
+
+std::shared_ptr<Work> WorkTable::make_prepared(const Description& description, const Key& key,
+                                               const SharedGroup& group, int tag) {
+  auto work = std::make_shared<Work>(next_id_++, key, description, group);
+  work->state = Work::State::kPrepared;
+  work->bucket_channel = std::make_unique<BucketChannel>(context(group), tag,
+                                                         [this, raw = work.get()] { touch(*raw); });
+  return work;
+}
+
+void WorkTable::begin(const std::shared_ptr<Work>& work) {
+  work->begin_ns = clock_.now_ns();
+  in_flight_[work->key] = work;
+  if (work->keyed_channel) ++keyed_works_;
+  work->state = Work::State::kRunning;
+}
+
+bool WorkTable::step(const std::shared_ptr<Work>& work) {
+  if (work->collective->step(work->channel())) {
+    finish(work);
+    return true;
+  }
+  if (!work->polled && work->collective->pieces() >= 0) {
+    work->polled = true;
+    polled_.push_back(work);
+  }
+  return false;
+}
+
+int WorkTable::step_polled() {
+  int moved = 0;
+  bool has_ended = false;
+  for (size_t i = 0; i < polled_.size(); ++i) {
+    const std::shared_ptr<Work> work = polled_[i];
+    const int64_t before = work->ended() ? 0 : work->collective->pieces();
+    if (work->ended() || step(work)) {
+      has_ended = true;
+      ++moved;
+    } else if (work->collective->pieces() > before) {
+      ++moved;
+    }
+  }
+  if (has_ended) std::erase_if(polled_, [](const auto& work) { return work->ended(); });
+  return moved;
+}
+
+int WorkTable::settle() {
+  const int moved = step_polled();
+  while (!touched_.empty()) {
+    const std::shared_ptr<Work> work = std::move(touched_.front());
+    touched_.pop_front();
+    work->touched = false;
+    if (work->state.load(std::memory_order_relaxed) != Work::State::kRunning) continue;
+    step(work);
+  }
+  std::erase_if(leaving_, [this](const auto& work) {
+    if (!work->idle()) return false;
+    release(*work);  // only now may its buffer go
+    return true;
+  });
+  const size_t drained = std::erase_if(drains_, [this](const auto& drain) {
+    if (!drain->done()) return false;
+    tags_.of(drain->open.from).give_back(drain->open.tag);
+    return true;
+  });
+  if (drained == 0) return moved;
+  for (const auto& [key, work] : in_flight_) {  // some may have found no tag
+    if (work->keyed_channel) work->keyed_channel->route_waiting();
+  }
+  return moved;
+}
+
+void WorkTable::touch(Work& work) {
+  if (work.touched) return;
+  const auto found = in_flight_.find(work.key);
+  if (found == in_flight_.end() || found->second.get() != &work) return;
+  work.touched = true;
+  touched_.push_back(found->second);
+}
+
+// What finish() and fail() have in common.
+void WorkTable::end(const std::shared_ptr<Work>& work) {
+  if (work->keyed_channel) --keyed_works_;
+  in_flight_.erase(work->key);
+  if (work->group->is_all()) ++common_ended_;
+  if (trace_.is_on()) trace_.add(event_of(*work, clock_.now_ns()));
+}
+
+void WorkTable::finish(const std::shared_ptr<Work>& work) {
+  if (work->keyed_channel) work->keyed_channel->finish();
+  end(work);
+  ++ended_;
+  release(*work);
+  work->state.store(Work::State::kDone, std::memory_order_release);
+  on_end_(*work, {});
+}
+
+void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
+  if (work->keyed_channel) {
+    for (const KeyedChannel::OpenTag& open : work->keyed_channel->abort()) {
+      drains_.push_back(std::make_unique<Drain>(*this, open, work->key));
+      drains_.back()->receive_next();
+    }
+  } else {
+    work->bucket_channel->abort();
+  }
+  end(work);
+  if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
+    keep_for_good(work->memory);
+  }
+  if (work->idle()) {
+    release(*work);
+  } else {
+    leaving_.push_back(work);
+  }
+  work->failure = why;
+  on_end_(*work, why);
+  work->state.store(Work::State::kFailed, std::memory_order_release);
+}
+
+// Lets go of what a work that has ended holds, however long its user keeps it.
+void WorkTable::release(Work& work) {
+  if (work.collective->gathered() == nullptr) work.collective.reset();
+  work.memory.reset();
+  if (work.keyed_channel) released_.push_back(work.id);
+  work.released.store(true, std::memory_order_release);
+}
+
+std::shared_ptr<Work> WorkTable::find(const Key& key) const {
+  const auto found = in_flight_.find(key);
+  return found == in_flight_.end() ? nullptr : found->second;
+}
+
+bool WorkTable::is_drained() const {
+  return drains_.empty() && std::none_of(leaving_.begin(), leaving_.end(), [](const auto& work) {
+           return work->keyed_channel != nullptr;
+         });
+}
+
+void WorkTable::on_closed(int from, const Key& key, int64_t sent) {
+  for (const auto& drain : drains_) {
+    if (drain->key != key || drain->open.from != from) continue;
+    drain->open.sent = sent;
+    drain->receive_next();
+  }
+}
+
+void WorkTable::count_unseen() {
+  ++ended_;
+  ++common_ended_;
+}
+
+std::vector<Trace::Event> WorkTable::take_trace() {
+  std::vector<Trace::Event> in_flight;
+  if (!trace_.is_on()) return in_flight;
+  for (const auto& [key, work] : in_flight_) {
+    if (trace_.is_new(work->begin_ns)) in_flight.push_back(event_of(*work, 0));
+  }
+  std::vector<Trace::Event> events = trace_.take(clock_.now_ns());
+  events.insert(events.end(), in_flight.begin(), in_flight.end());
+  return events;
+}
+
+void WorkTable::withdraw() {
+  for (const auto& drain : drains_) {
+    if (drain->receive) transport_.withdraw(*drain->receive);
+  }
+}
+
+void WorkTable::keep_leaving() {
+  for (const auto& work : std::exchange(leaving_, {})) keep_for_good(work);
+}
+
+Trace::Event WorkTable::event_of(const Work& work, int64_t end_ns) {
+  const std::string standing = work.collective->describe();
+  const int64_t elements = has_uneven_rows(work.description.kind) ? 0 : work.description.count;
+  const auto item = static_cast<int64_t>(item_bytes(work.description.dtype));
+  const std::string algorithm = standing.substr(0, standing.find(':'));
+  return {work.id, work.label(), algorithm, elements * item, work.begin_ns, end_ns};
+}
+
+void WorkTable::Drain::receive_next() {
+  if (receive || open.sent < 0 || done()) return;
+  if (buffer.size() == 0) buffer = Buffer(table.longest_message_);
+  receive = table.transport_.receive(open.from, open.tag, buffer.data(), buffer.size(), *this);
+}
+
+void WorkTable::Drain::ended(Ticket) {
+  receive.reset();
+  ++open.received;
+  receive_next();
+}
+
+void keep_for_good(std::shared_ptr<const void> memory) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>;
+  const std::lock_guard guard(mutex);
+  kept->push_back(std::move(memory));
+}
+
+}  // namespace ringdl

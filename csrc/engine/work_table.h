@@ -1,0 +1,145 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/clock.h"
+#include "engine/channels.h"
+#include "engine/control.h"
+#include "engine/failure.h"
+#include "engine/tags.h"
+#include "engine/trace.h"
+#include "engine/work.h"
+#include "transport/transport.h"
+
+namespace ringdl {
+
+/// The works of one rank: made, begun, stepped, ended, and released once their messages have left.
+///
+/// A work that has begun is in flight until it finishes or fails. It is stepped when its channel
+/// has touched it and, if it reduces in memory that other ranks write to, at each settle(). One
+/// that fails may leave messages behind: those that it sends keep it from being released, and tags
+/// that it granted are drained before they are granted again.
+class WorkTable {
+ public:
+  using Works = std::unordered_map<Key, std::shared_ptr<Work>, KeyHash>;
+  /// Told when a work has ended, well (no failure) or not.
+  using OnEnd = std::function<void(const Work&, const Failure&)>;
+
+  WorkTable(Transport& transport, ControlPlane& control, const Clock& clock, OnEnd on_end);
+  WorkTable(const WorkTable&) = delete;
+  WorkTable& operator=(const WorkTable&) = delete;
+
+  /// A work that is matched by its header.
+  std::shared_ptr<Work> make_keyed(const Description& description, const Key& key,
+                                   const SharedGroup& group);
+  /// An instance of a bucket, which is prepared, not running, and whose messages have a tag.
+  std::shared_ptr<Work> make_prepared(const Description& description, const Key& key,
+                                      const SharedGroup& group, int tag);
+
+  /// From now on it is in flight.
+  void begin(const std::shared_ptr<Work>& work);
+  /// Does what can be done now.
+  /// @returns whether the work has ended
+  bool step(const std::shared_ptr<Work>& work);
+  /// Steps what was touched until nothing is, then releases what has left.
+  /// @returns how many works moved without messages
+  int settle();
+  void finish(const std::shared_ptr<Work>& work);
+  void fail(const std::shared_ptr<Work>& work, const Failure& why);
+
+  /// The work in flight under a key, or null.
+  std::shared_ptr<Work> find(const Key& key) const;
+  const Works& in_flight() const { return in_flight_; }
+  bool is_empty() const { return in_flight_.empty(); }
+  /// Whether messages of works that failed are still to be taken, or to leave. Those of buckets may
+  /// have gone to a rank that never launches them: they do not count.
+  bool is_drained() const;
+  bool is_draining() const { return !drains_.empty(); }
+  /// Whether so many works are in flight that further ones send no payload before it is granted:
+  /// what peers park is bounded.
+  bool has_many() const { return keyed_works_ >= kMostWithPayload; }
+
+  /// A rank has told how many messages it sent on the tag that a failed work granted.
+  void on_closed(int from, const Key& key, int64_t sent);
+  /// The longest message that may come on such a tag.
+  void set_longest_message(size_t bytes) { longest_message_ = bytes; }
+
+  /// Ids of works released since the last call.
+  std::vector<uint64_t> take_released() { return std::exchange(released_, {}); }
+  /// Works in vain: a call that was refused counts as made, as it does on the other ranks.
+  void count_refused() { ++common_ended_; }
+  /// A work that ended before it was one: see Engine::finish_in_slots().
+  void count_unseen();
+  int64_t ended() const { return ended_; }
+  /// Of those, the ones of all ranks.
+  int64_t common_ended() const { return common_ended_; }
+  const EngineCounters& counters() const { return counters_; }
+  Trace& trace() { return trace_; }
+  /// What has ended since the last call, and what has begun since and is in flight; nothing if
+  /// nothing is recorded.
+  std::vector<Trace::Event> take_trace();
+  uint64_t next_id() { return next_id_++; }
+
+  /// For the end: withdraws the receives of what is drained.
+  void withdraw();
+  /// Keeps for good what failed and has messages under way.
+  void keep_leaving();
+
+  /// An event of a work that ends at `end_ns`; 0: it is in flight.
+  static Trace::Event event_of(const Work& work, int64_t end_ns);
+
+ private:
+  static constexpr int64_t kMostWithPayload = 1024;
+
+  // A tag of a failed work on which messages may still come.
+  struct Drain final : public Completion {
+    WorkTable& table;
+    KeyedChannel::OpenTag open;
+    Key key;
+    Buffer buffer;
+    std::optional<Ticket> receive;
+    Drain(WorkTable& its_table, KeyedChannel::OpenTag tag, const Key& its_key)
+        : table(its_table), open(tag), key(its_key) {}
+    void ended(Ticket) override;
+    void receive_next();
+    bool done() const { return open.sent >= 0 && open.received >= open.sent; }
+  };
+
+  ChannelContext context(const SharedGroup& group);
+  void touch(Work& work);
+  int step_polled();
+  void end(const std::shared_ptr<Work>& work);
+  void release(Work& work);
+
+  Transport& transport_;
+  ControlPlane& control_;
+  const Clock& clock_;
+  const OnEnd on_end_;
+  EngineCounters counters_;
+  TagPools tags_;
+  Trace trace_;
+  Works in_flight_;
+  std::deque<std::shared_ptr<Work>> touched_;
+  std::vector<std::shared_ptr<Work>> polled_;   // things happen to them without messages
+  std::vector<std::shared_ptr<Work>> leaving_;  // ended, but messages of theirs have not
+  std::vector<std::unique_ptr<Drain>> drains_;
+  std::vector<uint64_t> released_;
+  size_t longest_message_ = 0;
+  uint64_t next_id_ = 1;
+  int64_t keyed_works_ = 0;  // in flight
+  int64_t ended_ = 0;
+  int64_t common_ended_ = 0;
+};
+
+/// Keeps memory for as long as the process lives: what sends that nobody will receive are made
+/// from, as MPI may read it until then.
+void keep_for_good(std::shared_ptr<const void> memory);
+
+}  // namespace ringdl
