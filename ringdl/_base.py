@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ringdl import _engine
 from ringdl._errors import UsageError
-from ringdl._work import Work
+from ringdl._work import Work, seconds_of
 
 if TYPE_CHECKING:
     from ringdl._arrays import Operand
@@ -64,6 +64,25 @@ class Base:
             for name in names:
                 text = name if isinstance(name, str) else ""
                 self._engine.refuse(kind, text, group or self._group, str(error))
+
+    @contextmanager
+    def _telling(self, kind: _engine.Kind, *names: str | None) -> Iterator[None]:
+        """Of what precedes calls of these names: what it raises is told to the other ranks."""
+        try:
+            yield
+        except Exception as error:
+            self._refuse(error, kind, *names)
+            raise
+
+    def _refuse_timeout(self, timeout: Any, kind: _engine.Kind, name: str | None) -> None:
+        """Refuse a call that is to be waited for so long, before it is made.
+
+        Raises:
+            UsageError: it is no number of seconds; the call counts as made.
+        """
+        if timeout is not None:
+            with self._telling(kind, name):
+                seconds_of(timeout)
 
     def _submit(
         self,

@@ -13,12 +13,14 @@ from ringdl._default import get_communicator
 from ringdl._engine import DType, Reduction
 from ringdl._errors import MismatchError, UsageError
 from ringdl._reductions import CompressionName, wire_dtype
+from ringdl._work import seconds_of
 
 if TYPE_CHECKING:
     import numpy as np
 
 AGREEING = "making gradient buckets (DistributedOptimizer, ringdl.Buckets)"
 """What ranks agree under: whoever waits there in vain reads it, as the others forgot to wrap."""
+_MOST_ELEMENTS = 1 << 60
 _Spec = tuple[str, list[int], DType, list[int]]
 
 
@@ -125,7 +127,10 @@ class Buckets:
         Raises:
             UsageError: it is ready already, or there is no such gradient.
         """
-        self._buckets.ready(index)
+        try:
+            self._buckets.ready(index)
+        except TypeError:
+            raise UsageError(f"ready({index!r}): pass the number of a gradient") from None
 
     def wait(self, timeout: float | None = None) -> list[bool]:
         """End the round: flush what is not ready, and wait for all buckets.
@@ -142,7 +147,8 @@ class Buckets:
         Raises:
             StallError: some rank has not come in time. The round goes on: wait again.
         """
-        return self._buckets.wait(self._timeout if timeout is None else timeout, timeout is None)
+        seconds = self._timeout if timeout is None else seconds_of(timeout)
+        return self._buckets.wait(seconds, timeout is None)
 
 
 def _iterable(specs: Any) -> Iterable[Sequence[Any]]:
@@ -187,9 +193,12 @@ def _normalized(spec: Sequence[Any]) -> _Spec:
 
 def _whole(numbers: Any, what: str) -> list[int]:
     try:
-        return [operator.index(number) for number in numbers]
+        listed = [operator.index(number) for number in numbers]
     except TypeError:
         raise UsageError(f"{what} is {numbers!r}; pass whole numbers, one for each axis") from None
+    if any(abs(number) > _MOST_ELEMENTS for number in listed):
+        raise UsageError(f"{what} is {numbers!r}; pass numbers of elements that fit in memory")
+    return listed
 
 
 def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from ringdl._objects import Objects
 from ringdl._reductions import Reductions
 from ringdl._settings import Settings
 from ringdl._tuning import Tuning, default_tuning
-from ringdl._work import one_of_several_steps
+from ringdl._work import one_of_several_steps, seconds_of
 
 if TYPE_CHECKING:
     from ringdl import _engine
@@ -194,7 +194,7 @@ class Communicator(Reductions, Objects):
         """
         if self._group is not None:
             raise UsageError("join: call it on the communicator that this one was made from")
-        return self._engine.join(self._timeout if timeout is None else timeout)
+        return self._engine.join(self._timeout if timeout is None else seconds_of(timeout))
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """Make an array in memory that the ranks of this host share. Not collective.
@@ -215,7 +215,7 @@ class Communicator(Reductions, Objects):
 
         Raises:
             MemoryError: there is not so much.
-            UsageError: a negative extent.
+            UsageError: a negative extent, no extents, or no dtype.
         """
         import math
         import sys
@@ -226,10 +226,16 @@ class Communicator(Reductions, Objects):
             from ml_dtypes import bfloat16
 
             dtype = bfloat16
-        extents = (index(shape),) if not isinstance(shape, Sequence) else tuple(map(index, shape))
+        try:
+            extents = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
+            kind = np.dtype(dtype)
+        except TypeError as error:
+            raise UsageError(
+                f"empty({shape!r}, {dtype!r}): pass a number of elements or extents, and a dtype "
+                f"of NumPy or its name ({error})"
+            ) from None
         if min(extents, default=0) < 0:
             raise UsageError(f"empty: the shape {extents} has a negative extent")
-        kind = np.dtype(dtype)
         byte_count = math.prod(extents) * kind.itemsize
         if byte_count > sys.maxsize:
             raise MemoryError(f"empty: there are no {byte_count} bytes of addresses; ask for less")

@@ -107,6 +107,8 @@ def _init_over_mpi(
 ) -> Communicator:
     from ringdl import _mpi, _mpirun
 
+    if comm is not None and not hasattr(comm, "Get_group"):
+        raise UsageError(f"init({comm!r}): pass an mpi4py communicator, or nothing for all ranks")
     mpi = _mpi.load_mpi(launcher)
     comm = mpi.COMM_WORLD if comm is None else comm
     hosts = _mpi.find_hosts(mpi, comm)
@@ -127,11 +129,7 @@ def _init_over_sockets(
 
     engine, hosts = _rendezvous.open_engine(job, os.environ, settings.timeout)
     shared = Shared(hosts.numbers, vendor="TCP")
-    try:
-        communicator = _set_up(engine, hosts, shared, settings, tuning)
-    except UsageError:  # of all ranks; none is to miss the others before it has heard why
-        engine.shutdown()
-        raise
+    communicator = _set_up(engine, hosts, shared, settings, tuning)
     if not _hooked:
         _end_on_uncaught_error(job.rank)
     _register_hooks(hosts)
@@ -146,6 +144,20 @@ def _set_up(
     tuning: Tuning | str | None,
 ) -> Communicator:
     """Agree on all that ranks have to agree on. Collective."""
+    try:
+        return _agree(engine, hosts, shared, settings, tuning)
+    except UsageError:  # of all ranks; none is to miss the others before it has heard why
+        engine.shutdown()
+        raise
+
+
+def _agree(
+    engine: _engine.Communicator,
+    hosts: _mpi.Hosts,
+    shared: Shared,
+    settings: Settings,
+    tuning: Tuning | str | None,
+) -> Communicator:
     engine.set_may_spin(hosts.cores >= hosts.local_size)
     communicator = Communicator(engine, settings=settings, shared=shared)
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
@@ -163,7 +175,7 @@ def _set_up(
     if no_memory is not None:
         import warnings
 
-        warnings.warn(no_memory, RuntimeWarning, stacklevel=4)
+        warnings.warn(no_memory, RuntimeWarning, stacklevel=5)
     return communicator
 
 

@@ -11,6 +11,7 @@ from ringdl._arrays import AnyArray
 from ringdl._base import Base, refusing
 from ringdl._engine import Kind
 from ringdl._errors import UsageError
+from ringdl._work import seconds_of
 
 if TYPE_CHECKING:
     from ringdl import _engine
@@ -50,6 +51,7 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: no such root, or not an array that can travel.
         """
+        self._refuse_timeout(timeout, Kind.broadcast, name)
         return self._broadcast(name, x, root, is_async=False).wait(timeout)
 
     def broadcast_async(
@@ -86,6 +88,7 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: not an array that can travel.
         """
+        self._refuse_timeout(timeout, Kind.allgather, name)
         return self._allgather(name, x, is_async=False).wait(timeout)
 
     def allgather_async(self, x: AnyArray, name: str | None = None) -> Work[AnyArray]:
@@ -135,6 +138,7 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: splits that do not fit, or not an array that can travel.
         """
+        self._refuse_timeout(timeout, Kind.alltoall, name)
         return self._alltoall(name, x, splits, is_async=False).wait(timeout)
 
     def alltoall_async(
@@ -163,6 +167,7 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: no such root, or not an array that can travel.
         """
+        self._refuse_timeout(timeout, Kind.gather, name)
         return self._gather(name, x, root, is_async=False).wait(timeout)
 
     def gather_async(
@@ -198,6 +203,7 @@ class Exchanges(Base):
             StallError: some rank has not come in time.
             UsageError: no such root, splits that do not fit, or not an array that can travel.
         """
+        self._refuse_timeout(timeout, Kind.scatter, name)
         return self._scatter(name, x, root, splits, is_async=False).wait(timeout)
 
     def scatter_async(
@@ -229,7 +235,7 @@ class Exchanges(Base):
             StallError: the receiver has not come in time.
             UsageError: no such rank, or not an array that can travel.
         """
-        self._send(x, dest, name, is_async=False).wait(timeout)
+        self._send(x, dest, name, is_async=False, timeout=timeout).wait(timeout)
 
     def send_async(self, x: Any, dest: int, name: str | None = None) -> Work[None]:
         """Like `send`, but return at once. `x` must not change until the work has ended."""
@@ -252,7 +258,7 @@ class Exchanges(Base):
             name: what the message is matched by; the number is that of the two ranks' messages.
             timeout: seconds until StallError.
         """
-        return self._recv(x, source, name, is_async=False).wait(timeout)
+        return self._recv(x, source, name, is_async=False, timeout=timeout).wait(timeout)
 
     def recv_async_(
         self, x: AnyArray, source: int | None = None, name: str | None = None
@@ -268,6 +274,7 @@ class Exchanges(Base):
 
         By dissemination (Hensgen, Finkel and Manber 1988): ceil(log2(size)) rounds.
         """
+        self._refuse_timeout(timeout, Kind.barrier, name)
         self._barrier(name, is_async=False).wait(timeout)
 
     def barrier_async(self, name: str | None = None) -> Work[None]:
@@ -364,9 +371,18 @@ class Exchanges(Base):
             is_async=is_async,
         )
 
-    def _send(self, x: Any, dest: int, name: str | None, *, is_async: bool) -> Work[Any]:
+    def _send(
+        self,
+        x: Any,
+        dest: int,
+        name: str | None,
+        *,
+        is_async: bool,
+        timeout: float | None = None,
+    ) -> Work[Any]:
         pair = self._engine.pair(self.rank, _rank_number(dest, "dest"), self._group)
         try:
+            seconds_of(0 if timeout is None else timeout)
             source = _arrays.operand(x, written=False)
             return self._submit(
                 Kind.message, source, name, lambda _: None, group=pair, is_async=is_async
@@ -376,12 +392,19 @@ class Exchanges(Base):
             raise
 
     def _recv(
-        self, x: AnyArray, source: int | None, name: str | None, *, is_async: bool
+        self,
+        x: AnyArray,
+        source: int | None,
+        name: str | None,
+        *,
+        is_async: bool,
+        timeout: float | None = None,
     ) -> Work[AnyArray]:
         from_any = source is None
         number = None if source is None else _rank_number(source, "source")
         pair = None if number is None else self._engine.pair(number, self.rank, self._group)
         try:
+            seconds_of(0 if timeout is None else timeout)
             target = _arrays.operand(x, written=True)
             work = self._submit(
                 Kind.message,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringdl._default import get_communicator
-from ringdl._errors import MismatchError
+from ringdl._engine import Kind
+from ringdl._errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
     from ringdl._communicator import Communicator
@@ -32,12 +33,16 @@ def average_metrics(
 
     Raises:
         MismatchError: on every rank, if names differ.
+        UsageError: a metric, or the weight, is no number; the other ranks get a MismatchError.
     """
     import numpy as np
 
     own = communicator or get_communicator()
     names = sorted(metrics)
-    rows = own.allgather_object((names, weight, [float(metrics[name]) for name in names]))
+    with own._telling(Kind.allgather, None):
+        numbers = [_number(metrics[name], f"the metric {name!r}") for name in names]
+        share = _number(weight, "the weight")
+    rows = own.allgather_object((names, share, numbers))
     for rank, (theirs, _, _) in enumerate(rows):
         if theirs != rows[0][0]:
             raise MismatchError(
@@ -50,3 +55,10 @@ def average_metrics(
     with np.errstate(invalid="ignore"):
         averages = (counted * weights[:, None]).sum(axis=0) / weights.sum()
     return dict(zip(names, averages.tolist(), strict=True))
+
+
+def _number(value: Any, what: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"average_metrics: {what} is {value!r}; pass a number") from None

@@ -12,7 +12,7 @@ from ringdl._arrays import AnyArray
 from ringdl._base import Base, refusing
 from ringdl._engine import Algorithm, DType, Kind, Reduction
 from ringdl._errors import UsageError
-from ringdl._work import GroupedWork, Work, one_of_several_steps
+from ringdl._work import GroupedWork, Work, one_of_several_steps, seconds_of
 
 if TYPE_CHECKING:
     from ringdl._custom_op import CustomOp
@@ -81,6 +81,7 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> AnyArray:
         """Like `allreduce`, in place: no copy is made of a contiguous array. Returns `x`."""
+        self._refuse_timeout(timeout, Kind.allreduce, name)
         if name is None and algorithm is None and compression is None and self._group is None:
             try:
                 begun = self._engine.allreduce_now(x, op)
@@ -130,7 +131,8 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> list[AnyArray]:
         """Like `allreduce` of each array, in fewer messages: see `grouped_allreduce_async_`."""
-        return self.grouped_allreduce_async(xs, op, name, compression=compression).wait(timeout)
+        copies = [_arrays.copy_of(x) for x in xs]
+        return self._grouped_allreduce(copies, op, name, compression, timeout).wait(timeout)
 
     def grouped_allreduce_(
         self,
@@ -142,7 +144,7 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> list[AnyArray]:
         """Like `grouped_allreduce`, in place. Returns the arrays."""
-        return self.grouped_allreduce_async_(xs, op, name, compression=compression).wait(timeout)
+        return self._grouped_allreduce(xs, op, name, compression, timeout).wait(timeout)
 
     def grouped_allreduce_async(
         self,
@@ -181,8 +183,22 @@ class Reductions(Base):
         Raises:
             UsageError: one of them cannot be reduced; nothing has been submitted then.
         """
+        return self._grouped_allreduce(xs, op, name, compression)
+
+    def _grouped_allreduce(
+        self,
+        xs: Sequence[AnyArray],
+        op: Op,
+        name: str | None,
+        compression: CompressionName | None,
+        timeout: float | None = None,
+    ) -> GroupedWork[AnyArray]:
         operands: list[_arrays.Operand] = []
         refused: UsageError | None = None
+        try:
+            seconds_of(0 if timeout is None else timeout)
+        except UsageError as error:
+            refused = error
         for x in xs:
             try:
                 operand = _arrays.operand(x, written=True)
@@ -237,6 +253,7 @@ class Reductions(Base):
             StallError: some rank has not come in time.
             UsageError: not an array that can be reduced, or one without axes.
         """
+        self._refuse_timeout(timeout, Kind.reducescatter, name)
         return self._reducescatter(name, x, op, is_async=False).wait(timeout)
 
     def reducescatter_async(

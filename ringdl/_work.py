@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ringdl._errors import StallError
+from ringdl._errors import StallError, UsageError
 
 if TYPE_CHECKING:
     from ringdl import _engine
@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Each = TypeVar("Each")
+
+
+def seconds_of(timeout: Any) -> float:
+    """A timeout as the engine takes it.
+
+    Raises:
+        UsageError: it is no number of seconds.
+    """
+    try:
+        seconds = float("nan" if isinstance(timeout, str) else timeout)
+    except (TypeError, ValueError):
+        seconds = float("nan")
+    if not seconds >= 0:
+        raise UsageError(f"timeout is {timeout!r}; pass a number of seconds, not less than 0")
+    return seconds
 
 
 class _Waitable(Generic[Result]):
@@ -89,8 +104,9 @@ class Work(_Waitable[Result]):
         Raises:
             MismatchError: ranks disagree on the key; raised on all of them.
             StallError: the timeout is over. The work stays in flight: wait again.
+            UsageError: the timeout is no number of seconds.
         """
-        seconds = self._timeout if timeout is None else timeout
+        seconds = self._timeout if timeout is None else seconds_of(timeout)
         return self._wait(lambda: self._engine.wait(self._work, seconds, timeout is None))
 
     def engine_works(self) -> Iterator[_engine.Work]:

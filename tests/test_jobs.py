@@ -453,6 +453,26 @@ def test_children_that_import_a_script_with_init_at_its_top(
     assert ended.output.splitlines() == [expected] * 2, ended.text
 
 
+def test_children_cannot_make_process_groups(mpi_python: str, tmp_path: Path) -> None:
+    ended = run_ranks(mpi_python, 2, "backend_children.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert ended.output.splitlines() == ["refused: True, ranks add up to 2"] * 2, ended.text
+
+
+@pytest.mark.parametrize("turn", range(5))  # the progress thread met MPI's end in every other job
+def test_an_init_that_fails_leaves_nothing_behind(
+    mpi_python: str, turn: int, tmp_path: Path
+) -> None:
+    settings = {"RINGDL_TUNING": str(tmp_path / "missing")}
+    ended = run_ranks(mpi_python, 2, "init_fails.py", folder=tmp_path, **settings)
+    assert ended.code == 1, ended.text
+    assert "refused: " in ended.text, ended.text
+    assert "MPI_Iprobe" not in ended.text, ended.text
+    again = run_ranks(mpi_python, 2, "init_fails.py", "again", folder=tmp_path, **settings)
+    assert again.code == 0, again.text
+    assert again.output.count(" of 2 after ") == 2, again.text
+
+
 def test_a_rank_may_start_a_job_of_its_own(mpi_python: str, tmp_path: Path) -> None:
     mpirun = mpirun_of(mpi_python)
     ended = run_ranks(mpi_python, 2, "children.py", "nested", mpirun, folder=tmp_path)

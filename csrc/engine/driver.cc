@@ -99,7 +99,9 @@ Driver::Lock Driver::lock_for_call(const std::function<void()>& before_waiting) 
 
 void Driver::refuse_closed() const {
   if (closed_.load(std::memory_order_relaxed)) {
-    throw UsageError("ringdl is shut down; call ringdl.init() first");
+    throw UsageError(
+        "ringdl is shut down; call ringdl.init() first, then make again what was made before "
+        "shutdown() (wrapped optimizers, buckets, groups)");
   }
   if (!broken_.empty()) throw Error(broken_);
 }

@@ -71,7 +71,7 @@ class FusedGradients:
                 communicator=communicator,
             )
         except ringdl.MismatchError as error:
-            if AGREEING not in str(error):
+            if AGREEING not in str(error) or " cannot make " in str(error):
                 raise
             raise ringdl.MismatchError(
                 f"{error}. Every rank has to wrap its optimizer: "

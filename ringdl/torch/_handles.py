@@ -17,6 +17,7 @@ import torch
 
 import ringdl
 from ringdl import _arrays, _engine
+from ringdl._errors import UsageError
 from ringdl._work import GroupedWork, Result, Work, _Waitable
 
 
@@ -201,8 +202,13 @@ def synchronize(handle: Any) -> Any:
     Raises:
         MismatchError: ranks disagree; raised on all of them.
         StallError: some rank has not come in time.
+        UsageError: it is no such thing.
     """
-    return handle() if not hasattr(handle, "wait") else handle.wait()
+    if hasattr(handle, "wait"):
+        return handle.wait()
+    if not callable(handle):
+        raise UsageError(f"synchronize({handle!r}): pass what an asynchronous form has returned")
+    return handle()
 
 
 def poll(handle: Any) -> bool:

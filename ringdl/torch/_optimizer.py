@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 
 import ringdl
+from ringdl._buckets import AGREEING
+from ringdl._engine import Kind
 from ringdl.torch._adasum import Changes, combine_steps
 from ringdl.torch._closure import reduced_closure
 from ringdl.torch._compiled import leave_uncompiled, uncompiled
@@ -94,27 +96,40 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             on all of them. RINGDL_CHECK_REPLICAS=0 says no for all optimizers.
 
     Raises:
-        UsageError: if names are duplicate or missing.
+        UsageError: if names are duplicate or missing, or another argument is wrong; the other ranks
+            get a MismatchError.
         MismatchError: on every rank, if the parameters' names, shapes, dtypes or order differ.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ringdl.UsageError(
-            f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}"
-        )
-    if op not in (ringdl.Average, ringdl.Sum, ringdl.Adasum):
-        raise ringdl.UsageError(f"gradients are reduced with Average, Sum or Adasum, not {op}")
-    refuse_passes(backward_passes_per_step)
-    if gradient_predivide_factor != 1.0 and (
-        op != ringdl.Average or not gradient_predivide_factor > 0
+    is_alone = isinstance(process_set, ProcessSet) and process_set.included() is False
+    with (
+        nullcontext()
+        if is_alone
+        else communicator_of(process_set)._telling(Kind.allgather, AGREEING)
     ):
-        raise ringdl.UsageError(
-            f"gradient_predivide_factor={gradient_predivide_factor} with {op}: it is a positive "
-            "number, and only averages are divided"
-        )
-    _refuse_groups(num_groups, groups)
-    named = _name_parameters(optimizer, named_parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ringdl.UsageError(
+                "DistributedOptimizer wraps a torch.optim.Optimizer, not a "
+                f"{type(optimizer).__name__}"
+            )
+        if op not in (ringdl.Average, ringdl.Sum, ringdl.Adasum):
+            raise ringdl.UsageError(f"gradients are reduced with Average, Sum or Adasum, not {op}")
+        refuse_passes(backward_passes_per_step)
+        if gradient_predivide_factor != 1.0 and (
+            op != ringdl.Average or not gradient_predivide_factor > 0
+        ):
+            raise ringdl.UsageError(
+                f"gradient_predivide_factor={gradient_predivide_factor} with {op}: it is a "
+                "positive number, and only averages are divided"
+            )
+        _refuse_groups(num_groups, groups)
+        named = _name_parameters(optimizer, named_parameters)
+        trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        if not (trained or is_alone or isinstance(op, ringdl.AdasumOp)):
+            raise ringdl.UsageError(
+                "no parameter of this optimizer requires a gradient, so there is nothing to average"
+            )
     unwrap(optimizer)
-    if isinstance(process_set, ProcessSet) and process_set.included() is False:
+    if is_alone:
         wrap(optimizer, Alone, named)
         return optimizer
     if isinstance(op, ringdl.AdasumOp):
@@ -122,11 +137,6 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         changes = Changes(named, wire_of(compression), communicator_of(process_set), check_replicas)
         combine_steps(optimizer, changes)
         return optimizer
-    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
-    if not trained:
-        raise ringdl.UsageError(
-            "no parameter of this optimizer requires a gradient, so there is nothing to average"
-        )
     _replace(trained)
     optimizer._ringdl_gradients = Gradients(  # type: ignore[attr-defined]
         trained,
@@ -284,7 +294,7 @@ def _name_parameters(
             for index, parameter in enumerate(group["params"])
         ]
     else:
-        named = list(named_parameters)
+        named = list(named_parameters) if isinstance(named_parameters, Iterable) else [None]
         if not all(
             isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
             for pair in named

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import ringdl
+from ringdl._engine import Kind
 from ringdl._work import one_of_several_steps
 from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl.torch._unwrapped import watch
@@ -43,17 +44,15 @@ def broadcast_parameters(
         process_set: whose ranks; ``root_rank`` is one of them, by its number among all.
 
     Raises:
-        UsageError: these are no tensors, but a module or an optimizer's state.
+        UsageError: these are no tensors, but a module or an optimizer's state; other ranks get a
+            MismatchError.
         MismatchError: on every rank, if names, shapes or dtypes differ, a name occurs twice, or
             elements of a tensor share memory; no tensor has changed then.
     """
-    if isinstance(params, torch.nn.Module):
-        raise ringdl.UsageError("broadcast_parameters takes tensors: pass model.state_dict()")
-    if isinstance(params, Mapping) and set(params) == {"state", "param_groups"}:
-        raise ringdl.UsageError(
-            "this is the state of an optimizer: call broadcast_optimizer_state(optimizer)"
-        )
-    pairs = params.items() if isinstance(params, Mapping) else enumerate(params)
+    communicator = communicator_of(process_set)
+    with communicator._telling(Kind.broadcast, None):
+        root_rank = root_in(process_set, root_rank)
+        pairs = _pairs_of(params)
     named: dict[str, torch.Tensor] = {}
     unfit = None
     for key, value in pairs:
@@ -68,7 +67,6 @@ def broadcast_parameters(
             unfit = f"elements of {name!r} share memory (it was expanded); make it .contiguous()"
         named[name] = tensor.detach()
     specs = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items()]
-    communicator, root_rank = communicator_of(process_set), root_in(process_set, root_rank)
     root_specs = communicator.broadcast_object(specs, root_rank)
     difference = (
         _first_difference(specs, root_specs, communicator.rank)
@@ -83,6 +81,22 @@ def broadcast_parameters(
         _broadcast_tensors([named[name] for name, _, _ in root_specs], root_rank, communicator)
     if communicator.size > 1:
         watch(named.values())
+
+
+def _pairs_of(params: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(params, torch.nn.Module):
+        raise ringdl.UsageError("broadcast_parameters takes tensors: pass model.state_dict()")
+    if isinstance(params, Mapping) and set(params) == {"state", "param_groups"}:
+        raise ringdl.UsageError(
+            "this is the state of an optimizer: call broadcast_optimizer_state(optimizer)"
+        )
+    if isinstance(params, Mapping):
+        return params.items()
+    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        raise ringdl.UsageError(
+            f"broadcast_parameters takes model.state_dict(), not a {type(params).__name__}"
+        )
+    return enumerate(list(params))
 
 
 def broadcast_optimizer_state(
@@ -102,9 +116,19 @@ def broadcast_optimizer_state(
         root_rank: whose state all ranks get.
         model: ignored.
         process_set: as in `broadcast_parameters`.
+
+    Raises:
+        UsageError: this is no optimizer; the other ranks get a MismatchError.
     """
     del model
-    communicator, root_rank = communicator_of(process_set), root_in(process_set, root_rank)
+    communicator = communicator_of(process_set)
+    with communicator._telling(Kind.broadcast, None):
+        root_rank = root_in(process_set, root_rank)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ringdl.UsageError(
+                "broadcast_optimizer_state takes a torch.optim.Optimizer, not a "
+                f"{type(optimizer).__name__}"
+            )
     is_root = communicator.rank == root_rank
     sent: list[torch.Tensor] = []
     skeleton = (

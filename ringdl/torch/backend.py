@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 import ringdl
+from ringdl import _children
 from ringdl.torch._gloo import warn_of_gloo
 from ringdl.torch._process_group import ProcessGroup
 from ringdl.torch._reducer import Reducer
@@ -125,8 +126,22 @@ def _make_group(options: Any, _: Any) -> ProcessGroup:
     return group
 
 
-if multiprocessing.current_process().name == "MainProcess":  # not in a child that imports __main__
+def _leave_parents_store() -> None:
+    """In a child of a rank: torch asks for its store before it asks ringdl, which refuses.
+
+    The child of rank 0 would try to serve that store again, and fail by its port. So it is told of
+    one of its own.
+    """
+    with _free_port() as free:
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(_port_of(free))}
+    if _children.find_parent({**os.environ, **alone}) is not None:
+        os.environ.update(alone)
+
+
+if multiprocessing.current_process().name == "MainProcess":
     _set_environment()
+else:  # a child that imports the script
+    _leave_parents_store()
 dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=["cpu"])
 # torch 2.15 attaches a flight recorder to groups that have none of their own, and asks C++'s half
 # of the group for a backend, which a group that is written in Python does not have.

@@ -120,6 +120,38 @@ def check_all_refuse(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_timeouts(comm: Communicator) -> None:
+    """They are looked at before anything is sent."""
+    x = np.ones(comm.size)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "unnamed allreduce": lambda timeout: comm.allreduce(x, timeout=timeout),
+        "allreduce 'x (1 of 1)'": lambda timeout: comm.grouped_allreduce(
+            [x], name="x", timeout=timeout
+        ),
+        "unnamed broadcast": lambda timeout: comm.broadcast(x, timeout=timeout),
+        "unnamed allgather": lambda timeout: comm.allgather(x, timeout=timeout),
+        "unnamed alltoall": lambda timeout: comm.alltoall(x, timeout=timeout),
+        "unnamed reducescatter": lambda timeout: comm.reducescatter(x, timeout=timeout),
+        "unnamed gather": lambda timeout: comm.gather(x, timeout=timeout),
+        "unnamed scatter": lambda timeout: comm.scatter(x, timeout=timeout),
+        "unnamed barrier": lambda timeout: comm.barrier(timeout=timeout),
+    }
+    for label, call in calls.items():
+        for timeout in ("5", -1, float("nan"), [1]):
+            one_refuses(comm, call, 5, timeout, label, "pass a number of seconds")
+    if comm.rank == 0:
+        with expect(ringdl.UsageError, "timeout is '5'", within=SOON):
+            comm.send(x, 1, timeout="5")  # type: ignore[arg-type]
+    if comm.rank == 1:
+        with expect(ringdl.MismatchError, "rank 0 cannot make", within=SOON):
+            comm.recv_(x, 0)
+    work = comm.allreduce_async(x, ringdl.Sum)
+    with expect(ringdl.UsageError, "timeout is '5'"):
+        work.wait("5")  # type: ignore[arg-type]
+    assert work.wait(5).tolist() == [comm.size] * comm.size
+
+
+@needs(ranks=2)
 def check_messages(comm: Communicator) -> None:
     if comm.rank == 0:
         with expect(ringdl.UsageError, "not list", within=SOON):

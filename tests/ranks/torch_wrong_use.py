@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -163,6 +164,56 @@ def check_one_rank_passes_no_tensor() -> None:
     assert hvd.allreduce(x, op=hvd.Sum).tolist() == [size] * size
     assert hvd.alltoall(x)[0].item() == 1
     assert hvd.allgather(x).numel() == size * size
+
+
+@needs(ranks=2)
+def check_one_rank_cannot_make_a_call_of_several_steps() -> None:
+    """What is wrong before the first of them is told to the others."""
+    model, size = make_mlp(), hvd.size()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def wrap_it(optimizer: Any, named: Any) -> None:
+        hvd.DistributedOptimizer(optimizer, named)
+
+    named = list(model.named_parameters())
+    other = list(torch.nn.Linear(4, 2).named_parameters())
+    calls: list[tuple[Any, tuple[Any, ...], tuple[Any, ...], str]] = [
+        (hvd.broadcast_parameters, (model.state_dict(),), (model,), "model.state_dict()"),
+        (hvd.broadcast_parameters, (model.state_dict(),), (5,), "not a int"),
+        (hvd.broadcast_optimizer_state, (optimizer,), (model,), "not a Sequential"),
+        (wrap_it, (optimizer, named), (optimizer, other), "lacks"),
+        (wrap_it, (optimizer, named), (optimizer, model), "(name, parameter) pairs"),
+        (wrap_it, (optimizer, named), (model, named), "not a Sequential"),
+        (ringdl.average_metrics, ({"a": 1.0},), ({"a": "text"},), "metric 'a' is 'text'"),
+    ]
+    for call, right, wrong, why in calls:
+        for rank in range(size):
+            with (
+                expect(ringdl.UsageError, why, within=5)
+                if hvd.rank() == rank
+                else expect(ringdl.MismatchError, f"rank {rank} cannot make", why, within=5)
+            ):
+                call(*(wrong if hvd.rank() == rank else right))
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+        assert hvd.broadcast_object(hvd.rank(), root_rank=1) == 1
+        call(*right)
+    with expect(ringdl.UsageError, "synchronize(5)"):
+        hvd.synchronize(5)  # type: ignore[call-overload]
+
+
+def check_what_was_made_before_shutdown() -> None:
+    model = make_mlp()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    hvd.shutdown()
+    hvd.init()
+    with expect(ringdl.UsageError, "make again what was made before shutdown() (wrapped"):
+        loss_of(model, *map(part, whole_batch(0))).backward()
+    hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    loss_of(model, *map(part, whole_batch(0))).backward()
+    optimizer.step()
 
 
 def check_a_cell_that_runs_twice() -> None:

@@ -144,6 +144,7 @@ def test_dlpack_is_the_same_memory(comm) -> None:
         ([(1, (3,), "float32")], {}, "the name of a gradient is 1"),
         ([("a", 3, "float32")], {}, "the shape of gradient 'a' is 3"),
         ([("a", (3.0,), "float32")], {}, "the shape of gradient 'a'"),
+        ([("a", (1 << 70,), "float32")], {}, "the shape of gradient 'a'.*fit in memory"),
         ([("a", (3,), object())], {}, "has dtype <object"),
         ([("a", (3,), None, 1)], {}, "strides of gradient 'a' is 1"),
         ([("a", (3,), "float32")], {"bucket_bytes": "1"}, "bucket_bytes is '1'"),
@@ -157,6 +158,22 @@ def test_refused(comm, specs, options, text: str) -> None:
     with pytest.raises(ringdl.UsageError, match=f"(?i){text}"):
         Buckets(specs, communicator=comm, **options)
     Buckets([("a", (3,), "float32")], communicator=comm).wait()
+
+
+def test_what_is_no_gradient_is_not_ready(comm) -> None:
+    buckets = Buckets([("a", (3,), "float32")], communicator=comm)
+    for index in (1, -1, "a", 1 << 70):
+        with pytest.raises(ringdl.UsageError, match="ready"):
+            buckets.ready(index)
+    with pytest.raises(ringdl.UsageError, match="timeout is 'soon'"):
+        buckets.wait("soon")  # type: ignore[arg-type]
+    buckets.wait()
+
+
+@pytest.mark.parametrize("call", [("3",), (2.5,), (2, "flot32"), ((2, "3"),), (-1,)])
+def test_empty_arrays_refused(comm, call: tuple) -> None:
+    with pytest.raises(ringdl.UsageError, match="empty"):
+        comm.empty(*call)
 
 
 def test_no_gradients_at_all(comm) -> None:

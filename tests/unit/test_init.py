@@ -42,6 +42,12 @@ def test_a_communicator_that_knows_of_one_rank_is_refused() -> None:
         assert "MASTER_ADDR" not in result.stderr
 
 
+def test_what_is_no_communicator_is_refused() -> None:
+    result = init_with("import ringdl; ringdl.init([0, 1])")
+    assert result.returncode != 0
+    assert "UsageError: init([0, 1]): pass an mpi4py communicator" in result.stderr
+
+
 def test_a_size_without_a_rank_means_nothing() -> None:
     assert init_with(WORLD_SIZE="2").stdout == "1\n"
 
