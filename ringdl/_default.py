@@ -143,23 +143,21 @@ def _set_up(
     settings: Settings,
     tuning: Tuning | str | None,
 ) -> Communicator:
-    """Agree on all that ranks have to agree on. Collective."""
+    """Make a communicator whose ranks agree on all that they have to. Collective."""
+    communicator = Communicator(engine, settings=settings, shared=shared)
     try:
-        return _agree(engine, hosts, shared, settings, tuning)
+        _agree(communicator, hosts, settings, tuning)
     except UsageError:  # of all ranks; none is to miss the others before it has heard why
         engine.shutdown()
         raise
+    return communicator
 
 
 def _agree(
-    engine: _engine.Communicator,
-    hosts: _mpi.Hosts,
-    shared: Shared,
-    settings: Settings,
-    tuning: Tuning | str | None,
-) -> Communicator:
+    communicator: Communicator, hosts: _mpi.Hosts, settings: Settings, tuning: Tuning | str | None
+) -> None:
+    engine, shared = communicator._engine, communicator._shared
     engine.set_may_spin(hosts.cores >= hosts.local_size)
-    communicator = Communicator(engine, settings=settings, shared=shared)
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     communicator._timeout = agreed.timeout
     shared.checks_replicas = agreed.check_replicas
@@ -176,7 +174,6 @@ def _agree(
         import warnings
 
         warnings.warn(no_memory, RuntimeWarning, stacklevel=5)
-    return communicator
 
 
 def _register_hooks(hosts: _mpi.Hosts) -> None:

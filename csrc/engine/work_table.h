@@ -61,7 +61,6 @@ class WorkTable {
   /// Whether messages of works that failed are still to be taken, or to leave. Those of buckets may
   /// have gone to a rank that never launches them: they do not count.
   bool is_drained() const;
-  bool is_draining() const { return !drains_.empty(); }
   /// Whether so many works are in flight that further ones send no payload before it is granted:
   /// what peers park is bounded.
   bool has_many() const { return keyed_works_ >= kMostWithPayload; }

@@ -102,8 +102,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     """
     is_alone = isinstance(process_set, ProcessSet) and process_set.included() is False
     with (
-        nullcontext()
-        if is_alone
+        nullcontext()  # then the others make no call here that could wait for this one
+        if is_alone or isinstance(op, ringdl.AdasumOp)
         else communicator_of(process_set)._telling(Kind.allgather, AGREEING)
     ):
         if not isinstance(optimizer, torch.optim.Optimizer):

@@ -197,6 +197,11 @@ def check_one_rank_cannot_make_a_call_of_several_steps() -> None:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
         assert hvd.broadcast_object(hvd.rank(), root_rank=1) == 1
         call(*right)
+    if hvd.rank() == 0:  # with Adasum nobody waits for who wraps, nor may hear of it later
+        with expect(ringdl.UsageError, "lacks"):
+            hvd.DistributedOptimizer(optimizer, other, op=hvd.Adasum)
+    hvd.barrier()
+    hvd.DistributedOptimizer(optimizer, named)
     with expect(ringdl.UsageError, "synchronize(5)"):
         hvd.synchronize(5)  # type: ignore[call-overload]
 
