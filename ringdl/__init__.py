@@ -37,7 +37,6 @@ from ringdl._default import (
     empty,
     gather,
     gather_async,
-    get_communicator,
     group,
     grouped_allreduce,
     grouped_allreduce_,
@@ -45,8 +44,6 @@ from ringdl._default import (
     grouped_allreduce_async_,
     host_count,
     host_rank,
-    init,
-    is_initialized,
     join,
     local_rank,
     local_size,
@@ -59,15 +56,20 @@ from ringdl._default import (
     scatter_async,
     send,
     send_async,
-    shutdown,
     size,
     split,
-    start_timeline,
     stats,
-    stop_timeline,
 )
 from ringdl._errors import Error, MismatchError, RankFailedError, StallError, UsageError
 from ringdl._metrics import average_metrics
+from ringdl._startup import (
+    get_communicator,
+    init,
+    is_initialized,
+    shutdown,
+    start_timeline,
+    stop_timeline,
+)
 from ringdl._tuning import Tuning
 from ringdl._version import __version__
 from ringdl._work import GroupedWork, Work

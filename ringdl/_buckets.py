@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ringdl import _engine
 from ringdl._communicator import Communicator
-from ringdl._default import get_communicator
 from ringdl._engine import DType, Reduction
 from ringdl._errors import MismatchError, UsageError
 from ringdl._reductions import CompressionName, wire_dtype
+from ringdl._startup import get_communicator
 from ringdl._work import seconds_of
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ringdl._default import get_communicator
 from ringdl._engine import Kind
 from ringdl._errors import MismatchError, UsageError
+from ringdl._startup import get_communicator
 
 if TYPE_CHECKING:
     from ringdl._communicator import Communicator

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ringdl import _default, _engine, _tuning
+from ringdl import _engine, _startup, _tuning
 from ringdl._engine import Algorithm, Reduction
 from ringdl._errors import UsageError
 from ringdl._tuning import Tuning, cache_path, topology
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("-o", "--output", type=Path, help="write the table to this file instead")
     chosen = parser.parse_args(arguments)
-    communicator = _default.init()
+    communicator = _startup.init()
     if communicator.size == 1:
         print("ringdl: tune needs several ranks: mpirun -n N python -m ringdl tune")
         return 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Literal
 
-from ringdl._default import get_communicator
 from ringdl._errors import UsageError
+from ringdl._startup import get_communicator
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,11 +8,11 @@ from pathlib import Path
 from tests.test_jobs import JOBS, TIMEOUT, run_job
 
 LATE = (
-    r"ringdl: allreduce 'late' is in flight since \d+ s: rank 1 has not come "
+    r"ringdl: allreduce 'late' has been in flight for \d+ s: rank 1 has not come "
     r"\(allreduce on one host: 2 of 3 ranks have told .* on rank 0\)"
 )
-EARLIER = r"ringdl: allreduce 'earlier' is in flight since \d+ s: rank 1 has not come"
-ENDING = r"ringdl: shutdown\(\) waits since \d+ s for rank 1, which did not call it yet"
+EARLIER = r"ringdl: allreduce 'earlier' has been in flight for \d+ s: rank 1 has not come"
+ENDING = r"ringdl: shutdown\(\) has waited \d+ s for rank 1, which did not call it yet"
 HOLDS = (
     r"ringdl: rank {}: 2 works in flight",
     r"ringdl: rank {}: allreduce 'late', \d+ ms: allreduce on one host",
@@ -49,7 +49,7 @@ def test_the_watchdog_names_who_has_not_come(mpi_python: str, tmp_path: Path) ->
 
 def test_the_watchdog_names_who_has_not_ended(mpi_python: str, tmp_path: Path) -> None:
     errors = errors_of(mpi_python, tmp_path, ENDING, how="end", RINGDL_WATCHDOG="1")
-    assert errors.count("shutdown() waits since 1 s") == 1, "one rank tells, the lowest"
+    assert errors.count("shutdown() has waited 1 s") == 1, "one rank tells, the lowest"
 
 
 def test_ranks_that_wait_dump_their_works(mpi_python: str, tmp_path: Path) -> None:

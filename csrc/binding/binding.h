@@ -13,7 +13,7 @@
 
 #include "base/dtype.h"
 #include "engine/driver.h"
-#include "transport/host/window.h"
+#include "transport/shm/window.h"
 
 /// What the files of the binding share. Every call into the engine that takes its lock lets go of
 /// the GIL: whoever holds the lock may want the GIL, as a custom_op that raises does.

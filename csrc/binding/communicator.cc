@@ -14,9 +14,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "binding/binding.h"
-#include "transport/host/window.h"
 #include "transport/loopback/loopback.h"
 #include "transport/mpi/mpi.h"
+#include "transport/shm/window.h"
 #include "transport/tcp/tcp.h"
 
 namespace ringdl::binding {
@@ -85,23 +85,21 @@ std::tuple<std::vector<int64_t>, Bytes> take_gathered(Work& work) {
 
 // A cost model as Python has it: inside a host and between hosts, by Algorithm, the seconds of a
 // step and of a byte.
-using CostLines = std::array<std::array<std::array<double, 2>, kAlgorithms>, 2>;
+using CostLines = std::array<std::vector<std::array<double, 2>>, 2>;
 
 CostModel model_of(const CostLines& lines) {
-  CostModel model{};
-  for (size_t i = 0; i < kAlgorithms; ++i) {
-    model.inside[i] = {lines[0][i][0], lines[0][i][1]};
-    model.between[i] = {lines[1][i][0], lines[1][i][1]};
-  }
+  CostModel model;
+  for (const auto& [step, byte] : lines[0]) model.inside.push_back({step, byte});
+  for (const auto& [step, byte] : lines[1]) model.between.push_back({step, byte});
+  model.inside.resize(algorithms().size());
+  model.between.resize(algorithms().size());
   return model;
 }
 
 CostLines lines_of(const CostModel& model) {
-  CostLines lines{};
-  for (size_t i = 0; i < kAlgorithms; ++i) {
-    lines[0][i] = {model.inside[i].step_seconds, model.inside[i].byte_seconds};
-    lines[1][i] = {model.between[i].step_seconds, model.between[i].byte_seconds};
-  }
+  CostLines lines;
+  for (const Cost& cost : model.inside) lines[0].push_back({cost.step_seconds, cost.byte_seconds});
+  for (const Cost& cost : model.between) lines[1].push_back({cost.step_seconds, cost.byte_seconds});
   return lines;
 }
 
@@ -355,7 +353,8 @@ void bind_communicator(nb::module_& module) {
   module.def(
       "effort_of_allreduce",
       [](Algorithm algorithm, size_t bytes, const std::vector<int>& hosts) {
-        const Effort effort = effort_of(algorithm, bytes, HostLayout::of(hosts, 0));
+        const Effort effort =
+            algorithm_of(algorithm).effort(static_cast<double>(bytes), HostLayout::of(hosts, 0));
         return std::make_tuple(effort.steps, effort.bytes_moved);
       },
       nb::arg("algorithm"), nb::arg("byte_count"), nb::arg("hosts"));

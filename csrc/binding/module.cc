@@ -11,7 +11,7 @@
 #include "engine/driver.h"
 #include "reduce/adasum.h"
 #include "reduce/reduce.h"
-#include "reduce/stream.h"
+#include "reduce/streaming.h"
 
 namespace ringdl::binding {
 namespace {
@@ -104,12 +104,8 @@ NB_MODULE(_engine, module) {
       .value("scatter", Kind::kScatter)
       .value("message", Kind::kMessage);
 
-  nb::enum_<Algorithm>(module, "Algorithm")
-      .value("ring", Algorithm::kRing)
-      .value("doubling", Algorithm::kDoubling)
-      .value("mpi", Algorithm::kMpi)
-      .value("direct", Algorithm::kDirect)
-      .value("hierarchical", Algorithm::kHierarchical);
+  nb::enum_<Algorithm> algorithm(module, "Algorithm");
+  for (const AllreduceAlgorithm* its : algorithms()) algorithm.value(its->name.data(), its->id);
 
   module.def("dump_on_signal", &dump_on_signal, nb::arg("signal"));
   module.def(

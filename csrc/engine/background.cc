@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "engine/backoff.h"
 #include "engine/driver.h"
-#include "engine/waiting.h"
 
 namespace ringdl {
 namespace {

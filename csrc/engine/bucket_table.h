@@ -9,7 +9,7 @@
 
 #include "base/dtype.h"
 #include "collective/codec.h"
-#include "collective/shared_counters.h"
+#include "collective/shared/shared_counters.h"
 #include "engine/matching.h"
 #include "engine/planning.h"
 #include "engine/tags.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/choice.h"
+#include "collective/algorithm.h"
 #include "engine/group.h"
 #include "engine/wire.h"
 

@@ -22,9 +22,9 @@ MessageHead KeyedChannel::head(MessageType type) const {
 // What goes to the next rank waits for announce(), whatever the order of the first messages.
 void KeyedChannel::send(int to, const void* data, size_t bytes) {
   Edge& edge = out_[to];
-  edge.stream.add(const_cast<void*>(data), bytes);
+  edge.messages.add(const_cast<void*>(data), bytes);
   if (edge.greeted) {
-    start_send(to, edge, edge.stream.next() - 1);
+    start_send(to, edge, edge.messages.next() - 1);
   } else if (to != next() || announced_) {
     greet(to, edge);
   }
@@ -33,18 +33,18 @@ void KeyedChannel::send(int to, const void* data, size_t bytes) {
 void KeyedChannel::announce(bool can_wait) {
   announced_ = true;
   Edge& edge = out_[next()];
-  if (!edge.greeted && (!can_wait || edge.stream.next() > 0)) greet(next(), edge);
+  if (!edge.greeted && (!can_wait || edge.messages.next() > 0)) greet(next(), edge);
 }
 
 void KeyedChannel::greet(int to, Edge& edge) {
   MessageHead submit = head(MessageType::kSubmit);
   int64_t number = 0;
-  const int64_t end = edge.stream.next();
-  if (number < end && edge.stream[0].bytes <= description_.inline_bytes) {
+  const int64_t end = edge.messages.next();
+  if (number < end && edge.messages[0].bytes <= description_.inline_bytes) {
     submit.flag = 1;
-    Stream::Message& first = edge.stream[number++];
+    MessageSequence::Message& first = edge.messages[number++];
     context_.control.send(context_.rank_of(to), submit, &description_, first.data, first.bytes);
-    edge.stream.end(first);
+    edge.messages.end(first);
   } else {
     context_.control.send(context_.rank_of(to), submit, &description_);
   }
@@ -53,12 +53,12 @@ void KeyedChannel::greet(int to, Edge& edge) {
 }
 
 void KeyedChannel::start_send(int to, Edge& edge, int64_t number) {
-  Stream::Message& message = edge.stream[number];
+  MessageSequence::Message& message = edge.messages[number];
   if (message.bytes <= description_.inline_bytes) {
     MessageHead data = head(MessageType::kData);
     data.sequence = static_cast<uint32_t>(number);
     context_.control.send(context_.rank_of(to), data, nullptr, message.data, message.bytes);
-    edge.stream.end(message);
+    edge.messages.end(message);
   } else if (edge.tag >= 0) {
     message.ticket =
         context_.transport.send(context_.rank_of(to), edge.tag, message.data, message.bytes, *this);
@@ -80,20 +80,20 @@ void KeyedChannel::agree(int from, const Description& theirs) {
 
 void KeyedChannel::receive(int from, void* data, size_t bytes) {
   Edge& edge = in_[from];
-  edge.stream.add(data, bytes);
-  route(from, edge, edge.stream.next() - 1);
+  edge.messages.add(data, bytes);
+  route(from, edge, edge.messages.next() - 1);
 }
 
 // Decides how message `number` comes, once that can be known.
 void KeyedChannel::route(int from, Edge& edge, int64_t number) {
-  Stream::Message& message = edge.stream[number];
+  MessageSequence::Message& message = edge.messages[number];
   if (message.started || message.ended || !edge.greeted) return;
   if (message.bytes <= edge.inline_bytes) {
     const auto parked = edge.parked.find(number);
     if (parked == edge.parked.end()) return;
     if (message.bytes > 0) std::memcpy(message.data, parked->second.data(), message.bytes);
     edge.parked.erase(parked);
-    edge.stream.end(message);
+    edge.messages.end(message);
     return;
   }
   const int rank = context_.rank_of(from);
@@ -110,9 +110,9 @@ void KeyedChannel::route(int from, Edge& edge, int64_t number) {
 }
 
 void KeyedChannel::route_all(int from, Edge& edge) {
-  for (int64_t number = edge.stream.first(); number < edge.stream.next(); ++number) {
+  for (int64_t number = edge.messages.first(); number < edge.messages.next(); ++number) {
     route(from, edge, number);
-    if (number < edge.stream.first()) number = edge.stream.first() - 1;
+    if (number < edge.messages.first()) number = edge.messages.first() - 1;
   }
 }
 
@@ -123,15 +123,16 @@ void KeyedChannel::route_waiting() {
 void KeyedChannel::deliver(int from, int64_t sequence, const std::byte* payload, size_t bytes) {
   Edge& edge = in_[from];
   edge.parked[sequence].assign(payload, payload + bytes);
-  if (sequence < edge.stream.next()) route(from, edge, sequence);
+  if (sequence < edge.messages.next()) route(from, edge, sequence);
   touch_();
 }
 
 void KeyedChannel::grant(int from, int tag) {
   Edge& edge = out_[from];
   edge.tag = tag;
-  for (int64_t number = edge.stream.first(); number < edge.stream.next(); ++number) {
-    if (!edge.stream[number].started && !edge.stream[number].ended) start_send(from, edge, number);
+  for (int64_t number = edge.messages.first(); number < edge.messages.next(); ++number) {
+    if (!edge.messages[number].started && !edge.messages[number].ended)
+      start_send(from, edge, number);
   }
 }
 
@@ -149,7 +150,7 @@ std::vector<KeyedChannel::OpenTag> KeyedChannel::abort() {
   std::vector<OpenTag> open;
   for (auto& [from, edge] : in_) {
     int64_t received = edge.tagged;
-    auto& open_messages = edge.stream.open();
+    auto& open_messages = edge.messages.open();
     for (auto message = open_messages.rbegin(); message != open_messages.rend(); ++message) {
       if (!message->started || message->ended) continue;
       if (!context_.transport.withdraw(message->ticket)) ++received;
@@ -171,7 +172,7 @@ std::vector<KeyedChannel::OpenTag> KeyedChannel::abort() {
 
 bool KeyedChannel::idle() const {
   for (const auto& [to, edge] : out_) {
-    for (const Stream::Message& message : edge.stream.open()) {
+    for (const MessageSequence::Message& message : edge.messages.open()) {
       if (message.started && !message.ended) return false;
     }
   }
@@ -180,26 +181,26 @@ bool KeyedChannel::idle() const {
 
 int64_t KeyedChannel::sent(int to) const {
   const auto edge = out_.find(to);
-  return edge == out_.end() ? 0 : edge->second.stream.first();
+  return edge == out_.end() ? 0 : edge->second.messages.first();
 }
 
 int64_t KeyedChannel::received(int from) const {
   const auto edge = in_.find(from);
-  return edge == in_.end() ? 0 : edge->second.stream.first();
+  return edge == in_.end() ? 0 : edge->second.messages.first();
 }
 
 void KeyedChannel::ended(Ticket ticket) {
   for (auto& [from, edge] : in_) {
-    if (Stream::Message* message = edge.stream.find(ticket)) {
+    if (MessageSequence::Message* message = edge.messages.find(ticket)) {
       ++edge.tagged;
-      edge.stream.end(*message);
+      edge.messages.end(*message);
       touch_();
       return;
     }
   }
   for (auto& [to, edge] : out_) {
-    if (Stream::Message* message = edge.stream.find(ticket)) {
-      edge.stream.end(*message);
+    if (MessageSequence::Message* message = edge.messages.find(ticket)) {
+      edge.messages.end(*message);
       touch_();
       return;
     }
@@ -210,7 +211,7 @@ BucketChannel::BucketChannel(ChannelContext context, int tag, std::function<void
     : context_(std::move(context)), tag_(tag), touch_(std::move(touch)) {}
 
 void BucketChannel::send(int to, const void* data, size_t bytes) {
-  Stream::Message& message = out_.add(const_cast<void*>(data), bytes);
+  MessageSequence::Message& message = out_.add(const_cast<void*>(data), bytes);
   message.ticket = context_.transport.send(context_.rank_of(to), tag_, data, bytes, *this);
   message.started = true;
   ++context_.counters.data_messages_sent;
@@ -218,7 +219,7 @@ void BucketChannel::send(int to, const void* data, size_t bytes) {
 }
 
 void BucketChannel::receive(int from, void* data, size_t bytes) {
-  Stream::Message& message = in_.add(data, bytes);
+  MessageSequence::Message& message = in_.add(data, bytes);
   message.ticket = context_.transport.receive(context_.rank_of(from), tag_, data, bytes, *this);
   message.started = true;
 }
@@ -231,8 +232,8 @@ void BucketChannel::abort() {
 }
 
 void BucketChannel::ended(Ticket ticket) {
-  Stream& stream = in_.find(ticket) != nullptr ? in_ : out_;
-  if (Stream::Message* message = stream.find(ticket)) {
+  MessageSequence& stream = in_.find(ticket) != nullptr ? in_ : out_;
+  if (MessageSequence::Message* message = stream.find(ticket)) {
     stream.end(*message);
     touch_();
   }

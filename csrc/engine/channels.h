@@ -7,7 +7,7 @@
 #include "collective/channel.h"
 #include "engine/control.h"
 #include "engine/group.h"
-#include "engine/stream.h"
+#include "engine/message_sequence.h"
 #include "engine/tags.h"
 
 namespace ringdl {
@@ -87,7 +87,7 @@ class KeyedChannel final : public Channel, public Completion {
 
  private:
   struct Edge {
-    Stream stream;
+    MessageSequence messages;
     bool greeted = false;     // the header was sent, or has come and agrees
     size_t inline_bytes = 0;  // the sender's
     int tag = -1;
@@ -138,8 +138,8 @@ class BucketChannel final : public Channel, public Completion {
   ChannelContext context_;
   int tag_;
   std::function<void()> touch_;
-  Stream out_;
-  Stream in_;
+  MessageSequence out_;
+  MessageSequence in_;
 };
 
 }  // namespace ringdl

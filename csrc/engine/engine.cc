@@ -5,7 +5,8 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
-#include "collective/host_allreduce.h"
+#include "base/keep_for_good.h"
+#include "collective/two_level/host_allreduce.h"
 
 namespace ringdl {
 namespace {
@@ -17,7 +18,7 @@ EngineOptions within_limits(EngineOptions options) {
 
 // The longest message that travels on a tag that was granted.
 size_t longest_message(size_t segment_bytes) {
-  return std::max(segment_bytes, kDoublingBytes) + 64;
+  return std::max(segment_bytes, kOneMessageBytes) + 64;
 }
 
 }  // namespace
@@ -160,7 +161,7 @@ SmallAllreduce Engine::begin_in_slots(const Call& call, const Key& key, void* da
   return {{hosts_.slots(), key.instance, digest_of(call)},
           static_cast<std::byte*>(data),
           bytes_of(call),
-          Join(call.dtype, call.reduction, size_),
+          ReduceMany(call.dtype, call.reduction, size_),
           rank_};
 }
 
@@ -188,7 +189,7 @@ std::shared_ptr<Work> Engine::submit_direct(const Call& call, const Key& key, vo
   auto work = works_.make_keyed(header_of(call), key, all_);
   work->collective = std::make_unique<HostAllreduce>(
       hosts_.window(), all_->ranks, hosts_.layout_of(*all_), static_cast<std::byte*>(data),
-      bytes_of(call), Join(call.dtype, call.reduction, size_),
+      bytes_of(call), ReduceMany(call.dtype, call.reduction, size_),
       Reducer(call.dtype, call.reduction, size_), planning_.segment_bytes(), Codec(),
       SlotCall{hosts_.slots(), key.instance, digest_of(call)});
   in_slots_ = work;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "collective/slot_allreduce.h"
+#include "collective/shared/slot_allreduce.h"
 #include "engine/any_receives.h"
 #include "engine/bucket_table.h"
 #include "engine/call.h"

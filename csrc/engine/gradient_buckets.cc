@@ -173,8 +173,9 @@ void GradientBuckets::ready(int index) {
   const int number = plan_.placements[static_cast<size_t>(index)].bucket;
   Round& round = rounds_[static_cast<size_t>(number)];
   if (round.work) {
-    throw UsageError("gradient '" + gradients_[static_cast<size_t>(index)].name +
-                     "' comes too late: its bucket is in flight since a wait() that timed out");
+    throw UsageError(
+        "gradient '" + gradients_[static_cast<size_t>(index)].name +
+        "' comes too late: its bucket has been in flight since a wait() that timed out");
   }
   if (--round.missing == 0) {
     launch(number);

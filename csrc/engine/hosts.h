@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "collective/host_layout.h"
-#include "collective/slots.h"
+#include "collective/shared/slots.h"
 #include "engine/group.h"
-#include "transport/host/window.h"
+#include "transport/shm/window.h"
 
 namespace ringdl {
 

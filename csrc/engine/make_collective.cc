@@ -6,21 +6,19 @@
 #include <vector>
 
 #include "base/error.h"
-#include "collective/allgather.h"
-#include "collective/alltoall.h"
-#include "collective/barrier.h"
-#include "collective/broadcast.h"
-#include "collective/gather.h"
-#include "collective/host_allreduce.h"
-#include "collective/host_exchange.h"
-#include "collective/in_order.h"
-#include "collective/recursive_doubling.h"
-#include "collective/ring_allreduce.h"
-#include "collective/ring_reduce_scatter.h"
+#include "collective/messages/alltoall.h"
+#include "collective/messages/barrier.h"
+#include "collective/messages/broadcast.h"
+#include "collective/messages/gather.h"
+#include "collective/messages/in_order.h"
+#include "collective/messages/ring_reduce_scatter.h"
+#include "collective/messages/scatter.h"
+#include "collective/messages/tree_broadcast.h"
+#include "collective/planner/algorithms.h"
 #include "collective/row_partition.h"
-#include "collective/scatter.h"
-#include "collective/tree_broadcast.h"
-#include "collective/two_levels.h"
+#include "collective/shared/host_exchange.h"
+#include "collective/two_level/allgather.h"
+#include "collective/two_level/two_levels.h"
 
 namespace ringdl {
 namespace {
@@ -37,7 +35,7 @@ Reducer reducer_of(const Call& call, int size) {
 Codec codec_of(const Call& call) { return call.compression ? Codec(*call.compression) : Codec(); }
 
 // Over the ranks of a host.
-Join join_of(const Call& call, const HostLayout& layout) {
+ReduceMany reduce_many_of(const Call& call, const HostLayout& layout) {
   if (call.operation.kernel != nullptr) return {call.dtype, call.operation.kernel};
   if (layout.hosts.size() > 1) return {call.dtype, undivided(call.dtype, call.reduction), 1};
   return {call.dtype, call.reduction, layout.local_size()};
@@ -193,7 +191,7 @@ std::unique_ptr<Collective> make_ring(const Call& call, std::byte* array, const 
     const Reducer reducer = reducer_of(call, group.size());
     if (levels && bytes_of(call) >= Levels::kLeastBytes) {
       ring = std::make_unique<TwoLevelReduceScatter>(*levels, array, output, std::move(chunks),
-                                                     join_of(call, layout), reducer, place,
+                                                     reduce_many_of(call, layout), reducer, place,
                                                      segment_bytes);
     } else {
       ring = std::make_unique<RingReduceScatter>(array, output, std::move(chunks), reducer, place,
@@ -219,7 +217,7 @@ std::unique_ptr<Collective> make_host_exchange(const Call& call, std::byte* arra
     exchange.parts = spans_of(split_bytes(call, group.size()));
   } else if (call.kind == Kind::kReduceScatter) {
     exchange.parts = row_partition(rows_of(call), row_bytes(call), group.size());
-    exchange.join = join_of(call, layout);
+    exchange.reduce_many = reduce_many_of(call, layout);
     exchange.output = static_cast<std::byte*>(call.output);
   } else {
     const int root = call.kind == Kind::kMessage ? 0 : call.root;
@@ -252,28 +250,16 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
     return make_host_exchange(call, array, group, window, *layout);
   }
   switch (call.kind) {
-    case Kind::kAllreduce:
-      switch (description.algorithm) {
-        case Algorithm::kMpi:  // does the rest
-          return std::make_unique<Barrier>();
-        case Algorithm::kDoubling:
-          return std::make_unique<RecursiveDoubling>(array, bytes, reducer_of(call, size), rank,
-                                                     size, std::max(kDoublingBytes, segment_bytes));
-        case Algorithm::kDirect:
-        case Algorithm::kHierarchical:
-          if (!is_possible(description.algorithm, bytes, *layout, segment_bytes)) {
-            throw UsageError(
-                "the direct allreduce is for ranks that all share memory, the hierarchical one for "
-                "several hosts with ranks that do, and these are neither; take the ring");
-          }
-          return std::make_unique<HostAllreduce>(window, group.ranks, layout, array, bytes,
-                                                 join_of(call, *layout), reducer_of(call, size),
-                                                 segment_bytes, codec_of(call), std::nullopt);
-        case Algorithm::kRing:
-          break;
+    case Kind::kAllreduce: {
+      const AllreduceAlgorithm& algorithm = algorithm_of(description.algorithm);
+      if (!algorithm.can_run(*layout)) {
+        throw UsageError("the " + std::string(algorithm.name) + " allreduce is for " +
+                         std::string(algorithm.ranks) + ", which these are not; take the ring");
       }
-      return std::make_unique<RingAllreduce>(array, bytes, reducer_of(call, size), rank, size,
-                                             segment_bytes, codec_of(call));
+      return algorithm.make({array, bytes, reducer_of(call, size), reduce_many_of(call, *layout),
+                             codec_of(call), segment_bytes, rank, size, group.ranks, window,
+                             layout});
+    }
     case Kind::kBroadcast:
     case Kind::kMessage:
       return make_broadcast(array, bytes, call.kind == Kind::kMessage ? 0 : call.root, rank,

@@ -5,7 +5,7 @@
 #include "collective/collective.h"
 #include "collective/host_layout.h"
 #include "engine/call.h"
-#include "transport/host/window.h"
+#include "transport/shm/window.h"
 
 namespace ringdl {
 

@@ -3,9 +3,9 @@
 #include <string>
 
 #include "base/error.h"
-#include "collective/direct_allreduce.h"
-#include "collective/hierarchical_allreduce.h"
-#include "collective/ring_allreduce.h"
+#include "collective/messages/ring_allreduce.h"
+#include "collective/shared/direct_allreduce.h"
+#include "collective/two_level/hierarchical_allreduce.h"
 #include "engine/bucket_table.h"
 #include "engine/make_collective.h"
 #include "transport/transport.h"
@@ -46,14 +46,14 @@ std::unique_ptr<Collective> Planning::make(const BucketSpec& bucket, uint64_t in
                                            segment_bytes_, bucket.codec);
   }
   if (hosts_.share_memory(group)) {
-    const Join join(bucket.dtype, bucket.reduction, group.size());
-    return std::make_unique<DirectAllreduce>(*bucket.shared, instance, bucket.bytes, join,
+    const ReduceMany reduce_many(bucket.dtype, bucket.reduction, group.size());
+    return std::make_unique<DirectAllreduce>(*bucket.shared, instance, bucket.bytes, reduce_many,
                                              group.rank);
   }
-  const Join join(bucket.dtype, undivided(bucket.dtype, bucket.reduction), 1);
+  const ReduceMany reduce_many(bucket.dtype, undivided(bucket.dtype, bucket.reduction), 1);
   return std::make_unique<HierarchicalAllreduce>(
       hosts_.layout_of(group), LocalArrays{*bucket.shared, data, false}, instance, bucket.bytes,
-      join, reducer, segment_bytes_, bucket.codec);
+      reduce_many, reducer, segment_bytes_, bucket.codec);
 }
 
 }  // namespace ringdl

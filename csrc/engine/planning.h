@@ -5,8 +5,9 @@
 #include <memory>
 #include <optional>
 
-#include "collective/choice.h"
 #include "collective/collective.h"
+#include "collective/planner/algorithms.h"
+#include "collective/planner/choice.h"
 #include "engine/call.h"
 #include "engine/hosts.h"
 

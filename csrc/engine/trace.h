@@ -15,7 +15,7 @@ class Trace {
     std::string name;        // the work's
     std::string algorithm;   // how it was computed; empty: somebody has waited for it
     int64_t bytes = 0;       // of the array; 0: not known beforehand
-    int64_t begin_ns = 0;    // of now_ns()
+    int64_t begin_ns = 0;    // of the engine's clock
     int64_t end_ns = 0;      // 0: it is in flight
     int64_t thread = 0;      // that has waited, as the system numbers it
     bool is_listed = false;  // its begin was taken while it was in flight
@@ -58,7 +58,7 @@ class Trace {
 /// Events as Perfetto reads them: objects of JSON with commas between them, times in microseconds.
 ///
 /// @param rank      whose they are; shown as a process
-/// @param origin_ns  of now_ns(), from which times are counted
+/// @param origin_ns  of the engine's clock, from which times are counted
 std::string json_of(const std::vector<Trace::Event>& events, int rank, int64_t origin_ns);
 
 }  // namespace ringdl

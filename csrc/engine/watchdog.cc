@@ -45,7 +45,7 @@ std::string Watchdog::look(const Works& works, int64_t now) {
       alarm_ = true;
     } else if (watched.question != 0 && now - watched.ask_at_ns >= kAnswerNs) {
       if (diagnosis_.first_submitted(watched.question) == rank_) {
-        text += "ringdl: " + work->label() + " is in flight since " +
+        text += "ringdl: " + work->label() + " has been in flight for " +
                 std::to_string(age / kSecond) + " s: " + diagnosis_.answers(watched.question, now) +
                 " (" + work->collective->describe() + " on rank " + std::to_string(rank_) + ")\n";
       }
@@ -69,7 +69,7 @@ std::string Watchdog::look_at_shutdown(const std::string& awaited, int64_t now) 
   const int64_t age = now - shutdown_since_ns_;
   tell_shutdown_at_ns_ = now + age;
   if (awaited.empty()) return "";
-  return "ringdl: shutdown() waits since " + std::to_string(age / kSecond) + " s for " + awaited +
+  return "ringdl: shutdown() has waited " + std::to_string(age / kSecond) + " s for " + awaited +
          "\n";
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "collective/planner/algorithms.h"
+
 namespace ringdl {
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "collective/choice.h"
+#include "collective/algorithm.h"
 #include "engine/group.h"
 #include "reduce/reduce.h"
 

@@ -1,10 +1,9 @@
 #include "engine/work_table.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
-#include "collective/choice.h"
+#include "base/keep_for_good.h"
 #include "collective/collective.h"
 
 namespace ringdl {
@@ -218,13 +217,6 @@ void WorkTable::Drain::ended(Ticket) {
   receive.reset();
   ++open.received;
   receive_next();
-}
-
-void keep_for_good(std::shared_ptr<const void> memory) {
-  static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<const void>>;
-  const std::lock_guard guard(mutex);
-  kept->push_back(std::move(memory));
 }
 
 }  // namespace ringdl

@@ -137,8 +137,4 @@ class WorkTable {
   int64_t common_ended_ = 0;
 };
 
-/// Keeps memory for as long as the process lives: what sends that nobody will receive are made
-/// from, as MPI may read it until then.
-void keep_for_good(std::shared_ptr<const void> memory);
-
 }  // namespace ringdl

@@ -11,7 +11,7 @@
 
 #include "check.h"
 #include "transport/loopback/loopback.h"
-#include "transport/slots.h"
+#include "transport/ticket_table.h"
 
 using namespace ringdl;
 
@@ -81,7 +81,7 @@ class Shuffling final : public Transport, public Completion {
 
   std::unique_ptr<Transport> inner_;
   std::minstd_rand random_;
-  SlotTable<Operation> operations_;
+  TicketTable<Operation> operations_;
   std::map<Ticket, Ticket> tickets_;  // by the inner transport's, of what has not ended there
   std::vector<Ticket> ended_;
   int receives_from_one_ = 0;

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "ranks.h"
-#include "reduce/join.h"
+#include "reduce/reduce_many.h"
 
 using namespace ringdl;
 
@@ -147,7 +147,7 @@ void reduce_scatters(const Bed& bed, size_t bytes, DType dtype) {
     sources.push_back(all.emplace_back(numbers(r)).data() + begin);
   std::vector<std::byte> expected(count);
   std::byte* const target = expected.data();
-  Join(dtype, Reduction::kAverage, driver.size())(sources, {&target, 1}, count, false);
+  ReduceMany(dtype, Reduction::kAverage, driver.size())(sources, {&target, 1}, count, false);
   CHECK(output == expected);
 }
 

@@ -12,11 +12,11 @@
 #include "base/buffer.h"
 #include "base/clock.h"
 #include "check.h"
-#include "collective/direct_allreduce.h"
-#include "collective/slot_allreduce.h"
+#include "collective/shared/direct_allreduce.h"
+#include "collective/shared/slot_allreduce.h"
 #include "ranks.h"
-#include "reduce/join.h"
-#include "transport/host/window.h"
+#include "reduce/reduce_many.h"
+#include "transport/shm/window.h"
 
 using namespace ringdl;
 
@@ -156,10 +156,10 @@ void test_pieces_are_taken_over() {
     int64_t received(int) const override { return 0; }
     bool agreed() const override { return true; }
   } channel;
-  const Join join(DType::kFloat32, Reduction::kSum, 2);
+  const ReduceMany reduce_many(DType::kFloat32, Reduction::kSum, 2);
   for (uint64_t instance = 0; instance < 3; ++instance) {
-    DirectAllreduce first(shared, instance, 4 * kCount, join, 0);
-    DirectAllreduce second(shared, instance, 4 * kCount, join, 1);
+    DirectAllreduce first(shared, instance, 4 * kCount, reduce_many, 0);
+    DirectAllreduce second(shared, instance, 4 * kCount, reduce_many, 1);
     CHECK(!first.step(channel));
     CHECK(!first.step(channel));
     CHECK_EQ(first.pieces(), 0);

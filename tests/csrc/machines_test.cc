@@ -4,17 +4,17 @@
 #include <bit>
 #include <numeric>
 
-#include "collective/allgather.h"
-#include "collective/alltoall.h"
-#include "collective/broadcast.h"
-#include "collective/bruck.h"
-#include "collective/gather.h"
-#include "collective/in_order.h"
-#include "collective/recursive_doubling.h"
-#include "collective/ring_reduce_scatter.h"
+#include "collective/messages/alltoall.h"
+#include "collective/messages/broadcast.h"
+#include "collective/messages/bruck.h"
+#include "collective/messages/gather.h"
+#include "collective/messages/in_order.h"
+#include "collective/messages/recursive_doubling.h"
+#include "collective/messages/ring_reduce_scatter.h"
+#include "collective/messages/scatter.h"
+#include "collective/messages/tree_broadcast.h"
 #include "collective/row_partition.h"
-#include "collective/scatter.h"
-#include "collective/tree_broadcast.h"
+#include "collective/two_level/allgather.h"
 #include "network.h"
 
 using namespace ringdl;

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/backoff.h"
 #include "engine/driver.h"
 #include "engine/gradient_buckets.h"
-#include "engine/waiting.h"
 #include "sockets.h"
 #include "transport/loopback/loopback.h"
 

@@ -1,6 +1,6 @@
 // Memory that ranks of one host share: who has which part, and other processes.
 
-#include "transport/host/window.h"
+#include "transport/shm/window.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -27,7 +27,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "ranks.h"
-#include "transport/host/store_trial.h"
+#include "transport/shm/store_trial.h"
 
 using namespace ringdl;
 

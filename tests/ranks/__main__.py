@@ -27,7 +27,7 @@ HANG_SECONDS = 100
 os.environ.setdefault("RINGDL_TIMEOUT", "20")
 
 import ringdl  # noqa: E402
-from ringdl import _default  # noqa: E402
+from ringdl import _startup  # noqa: E402
 from tests.ranks._outside import IS_MPI, world  # noqa: E402
 
 _given_up: list[ringdl.Communicator] = []
@@ -65,9 +65,9 @@ def run_check(check: Callable[..., None]) -> str:
 
 def start_afresh() -> None:
     """Leave a communicator behind on which ranks are out of step."""
-    if _default._default is not None:
-        _given_up.append(_default._default)
-        _default._default = None
+    if _startup._default is not None:
+        _given_up.append(_startup._default)
+        _startup._default = None
 
 
 def main() -> int:

@@ -19,6 +19,14 @@ CSRC = {
     "binding": {"base", "reduce", "transport", "bucket", "engine"},
 }
 
+# What each group of collective/ may include, besides itself and what lies in collective/ itself.
+COLLECTIVES = {
+    "messages": set(),
+    "shared": {"messages"},
+    "two_level": {"messages", "shared"},
+    "planner": {"messages", "shared", "two_level"},
+}
+
 
 @pytest.mark.parametrize("folder", CSRC)
 def test_includes_point_down(folder: str) -> None:
@@ -27,6 +35,27 @@ def test_includes_point_down(folder: str) -> None:
     for path in files:
         included = re.findall(r'#include "(\w+)/', path.read_text())
         assert set(included) <= CSRC[folder] | {folder}, path
+
+
+def test_groups_of_collectives_point_down() -> None:
+    folder = ROOT / "csrc" / "collective"
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(COLLECTIVES)
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        group = path.parent.name
+        allowed = COLLECTIVES[group] | {group} if group in COLLECTIVES else set()
+        included = re.findall(r'#include "collective/(\w+)/', path.read_text())
+        assert set(included) <= allowed, path
+
+
+def test_engine_waits_for_nothing() -> None:
+    """It is polled: the lock, the threads and the clock that waits go by belong to the driver."""
+    around = {"driver", "waits", "background", "backoff"}
+    for path in (ROOT / "csrc" / "engine").glob("*.*"):
+        if path.stem in around | {"gradient_buckets"}:
+            continue
+        text = path.read_text()
+        assert not re.search(r"std::(mutex|thread|condition_variable)\b", text), path
+        assert not re.search(r"(?<![.\w])now_ns\(\)", text), path
 
 
 def test_every_folder_is_a_layer() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -9,6 +10,7 @@ import ringdl
 from ringdl import _engine, _tune, _tuning
 from ringdl._communicator import Communicator
 from ringdl._engine import Algorithm
+from ringdl._reductions import AlgorithmName
 from ringdl._settings import read_settings
 from ringdl._tuning import Tuning, default_tuning, find_tuning, parse_tuning, summary, topology
 
@@ -166,3 +168,7 @@ def test_settings_name_an_algorithm() -> None:
     assert read_settings({"RINGDL_ALGORITHM": "ring"}).algorithm == "ring"
     with pytest.raises(ringdl.UsageError, match="RINGDL_ALGORITHM='mpi' is not one of ring"):
         read_settings({"RINGDL_ALGORITHM": "mpi"})
+
+
+def test_type_checkers_know_every_algorithm() -> None:
+    assert set(get_args(AlgorithmName)) == set(Algorithm.__members__)

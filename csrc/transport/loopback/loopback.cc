@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "transport/slots.h"
+#include "transport/ticket_table.h"
 
 namespace ringdl {
 namespace {
@@ -162,7 +162,7 @@ class Loopback final : public Transport {
   int rank_;
   LoopbackOptions options_;
   std::minstd_rand random_;
-  SlotTable<Completion*> owners_;
+  TicketTable<Completion*> owners_;
   std::deque<Ticket> ending_;
 };
 

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "transport/mpi/mpi_abi.h"
-#include "transport/slots.h"
+#include "transport/ticket_table.h"
 
 namespace ringdl {
 namespace {
@@ -230,7 +230,7 @@ class MpiTransport final : public Transport {
   bool frees_communicator_ = true;
   int rank_ = 0;
   int size_ = 0;
-  SlotTable<Slot> slots_;
+  TicketTable<Slot> slots_;
   std::deque<Unmatched> unmatched_;  // in the order in which they were posted
   std::vector<Handle> requests_;     // those in flight, without holes
   std::vector<Ticket> tickets_;      // theirs

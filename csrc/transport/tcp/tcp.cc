@@ -20,8 +20,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "transport/slots.h"
 #include "transport/tcp/connection.h"
+#include "transport/ticket_table.h"
 
 namespace ringdl {
 namespace {
@@ -365,7 +365,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
   const int rank_;
   std::vector<Peer> peers_;
   const int epoll_;
-  SlotTable<Slot> slots_;
+  TicketTable<Slot> slots_;
   std::unordered_map<Source, std::deque<Ticket>, SourceHash> posted_;  // kept: tags are reused
   std::unordered_map<int, Messages> unexpected_;                       // by tag, as they came
   std::deque<Ticket> ending_;

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "collective/algorithm.h"
+#include "collective/collective.h"
+
+namespace ringdl {
+
+/// Ends on no rank before all ranks have begun with the same arguments.
+///
+/// Dissemination (Hensgen, Finkel & Manber 1988): in round k rank r tells rank r + 2^k and hears
+/// from rank r - 2^k, ceil(log2 P) rounds. Round 0 is the header that each rank sends to the next
+/// anyway; a rank goes on to round 1 only if it agrees, so one wrong rank holds up all.
+class Barrier final : public Collective {
+ public:
+  bool step(Channel& channel) override;
+  std::string describe() const override;
+
+ private:
+  int round_ = 0;  // rounds that are complete
+};
+
+/// MPI's own allreduce: Python calls it once this barrier has found that all ranks mean the same.
+extern const AllreduceAlgorithm kMpiAlgorithm;
+
+}  // namespace ringdl

@@ -1,0 +1,163 @@
+#include "collective/messages/ring_allreduce.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ringdl {
+
+// The array is cut into P chunks and each chunk into K segments. Message m of the 2(P-1)K that each
+// rank sends to the next one is segment m mod K of step m div K:
+//   steps 0 .. P-2    (reduce-scatter) rank r sends its partial sum of chunk r-s-1 and adds what it
+//                     receives to that of chunk r-s-2; in the end it holds the sum of chunk r;
+//   steps P-1 ..      (allgather) rank r sends chunk r-s', receives chunk r-s'-1, s' = s-(P-1).
+// So what message m carries was received as message m-K, in both halves: message m may be sent once
+// m-K messages are in place, the first K at once; at most 2 kDepth are on their way.
+// Where a received message goes: in the first half into one of kDepth slots, so at most kDepth are
+// posted beyond those already added; in the second half straight to its place, once the segment
+// that was sent from there, K(P-1) messages before, has left. With a codec all go into slots, and
+// what is sent is packed into one of 2 kDepth others.
+
+RingAllreduce::RingAllreduce(std::byte* data, size_t bytes, Reducer reducer, int rank, int size,
+                             size_t segment_bytes, Codec codec)
+    : data_(data),
+      reducer_(reducer),
+      rank_(rank),
+      size_(size),
+      partition_(bytes, size, segment_bytes),
+      messages_(2 * static_cast<int64_t>(size - 1) * partition_.segments()),
+      codec_(codec),
+      slot_bytes_(codec.wire_bytes(partition_.segment_bytes())),
+      scratch_(slot_bytes_ * static_cast<size_t>(
+                                 std::min<int64_t>(kDepth, messages_ / (codec.shrinks() ? 1 : 2)))),
+      packed_(codec.shrinks() ? slot_bytes_ * 2 * kDepth : 0),
+      unpacked_(codec.shrinks() ? partition_.segment_bytes() : 0) {}
+
+Span RingAllreduce::sent_span(int64_t message) const {
+  const int step = static_cast<int>(message / partition_.segments());
+  const int chunk = reduces(message) ? rank_ - step - 1 : rank_ - (step - (size_ - 1));
+  return partition_.segment((chunk + size_) % size_,
+                            static_cast<int>(message % partition_.segments()));
+}
+
+Span RingAllreduce::received_span(int64_t message) const {
+  const int step = static_cast<int>(message / partition_.segments());
+  const int chunk = reduces(message) ? rank_ - step - 2 : rank_ - (step - (size_ - 1)) - 1;
+  return partition_.segment((chunk + 2 * size_) % size_,
+                            static_cast<int>(message % partition_.segments()));
+}
+
+void RingAllreduce::prepare(Channel& channel) {
+  const int previous = (rank_ + size_ - 1) % size_;
+  while (posted_ < std::min<int64_t>(kDepth, messages_ / 2)) {
+    channel.receive(previous, slot(posted_), codec_.wire_bytes(received_span(posted_).bytes));
+    ++posted_;
+  }
+}
+
+bool RingAllreduce::post_receives(Channel& channel) {
+  const int previous = (rank_ + size_ - 1) % size_;
+  const int next = (rank_ + 1) % size_;
+  bool moved = false;
+  while (posted_ < messages_ && posted_ < taken_ + kDepth) {
+    const Span span = received_span(posted_);
+    std::byte* target = slot(posted_);
+    if (!reduces(posted_) && !codec_.shrinks()) {
+      if (channel.sent(next) <= posted_ - messages_ / 2) break;
+      target = data_ + span.begin;
+    }
+    channel.receive(previous, target, codec_.wire_bytes(span.bytes));
+    ++posted_;
+    moved = true;
+  }
+  return moved;
+}
+
+bool RingAllreduce::take_received(Channel& channel) {
+  const int64_t received = channel.received((rank_ + size_ - 1) % size_);
+  const bool moved = taken_ < received;
+  while (taken_ < received) {
+    take(taken_);
+    ++taken_;
+    post_sends(channel);
+    post_receives(channel);
+  }
+  return moved;
+}
+
+void RingAllreduce::take(int64_t message) {
+  const Span span = received_span(message);
+  std::byte* const into = data_ + span.begin;
+  const std::byte* from = slot(message);
+  if (!reduces(message)) {
+    if (codec_.shrinks()) codec_.unpack(into, from, span.bytes);
+    return;
+  }
+  if (codec_.shrinks()) {
+    codec_.unpack(unpacked_.data(), from, span.bytes);
+    from = unpacked_.data();
+  }
+  const bool is_last = message + partition_.segments() >= messages_ / 2;
+  if (!is_last) {
+    reducer_.combine(into, from, span.bytes);
+    return;
+  }
+  reducer_.finish(into, from, span.bytes);
+  if (codec_.shrinks()) {
+    codec_.pack(unpacked_.data(), into, span.bytes);
+    codec_.unpack(into, unpacked_.data(), span.bytes);
+  }
+}
+
+bool RingAllreduce::post_sends(Channel& channel) {
+  const int next = (rank_ + 1) % size_;
+  bool moved = false;
+  while (launched_ < messages_ && launched_ < taken_ + partition_.segments() &&
+         launched_ < channel.sent(next) + 2 * kDepth) {
+    const Span span = sent_span(launched_);
+    const std::byte* from = data_ + span.begin;
+    if (codec_.shrinks()) {
+      codec_.pack(packed(launched_), from, span.bytes);
+      from = packed(launched_);
+    }
+    channel.send(next, from, codec_.wire_bytes(span.bytes));
+    ++launched_;
+    moved = true;
+  }
+  return moved;
+}
+
+bool RingAllreduce::step(Channel& channel) {
+  if (size_ == 1) return true;
+  bool moved = true;
+  while (moved) {
+    moved = post_receives(channel);
+    moved |= post_sends(channel);
+    moved |= take_received(channel);
+  }
+  return taken_ == messages_ && channel.sent((rank_ + 1) % size_) == messages_;
+}
+
+std::string RingAllreduce::describe() const {
+  return "ring allreduce: " + std::to_string(taken_) + " of " + std::to_string(messages_) +
+         " segments received, " + std::to_string(launched_) + " sent";
+}
+
+constinit const AllreduceAlgorithm kRingAlgorithm = {
+    .id = Algorithm::kRing,
+    .name = "ring",
+    .ranks = "any ranks",
+    .can_run = [](const HostLayout&) { return true; },
+    .most_bytes = [](size_t) { return std::numeric_limits<size_t>::max(); },
+    .effort =
+        [](double bytes, const HostLayout& layout) {
+          const double ranks = layout.size();
+          return Effort{2 * (ranks - 1), 2 * (ranks - 1) / ranks * bytes};
+        },
+    .inside = {12e-6, 0.4e-9},
+    .between = {30e-6, 8e-9},
+    .make = [](const AllreduceArguments& its) -> std::unique_ptr<Collective> {
+      return std::make_unique<RingAllreduce>(its.data, its.bytes, its.reducer, its.rank, its.size,
+                                             its.segment_bytes, its.codec);
+    }};
+
+}  // namespace ringdl

@@ -1,0 +1,106 @@
+#include "collective/shared/direct_allreduce.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "reduce/streaming.h"
+
+namespace ringdl {
+namespace {
+
+// Large enough that claiming one costs nothing beside reducing it, small enough that the last one
+// is not waited for long.
+constexpr size_t kLargestPiece = 128 << 10;
+constexpr size_t kSmallestPiece = 16 << 10;
+constexpr size_t kPiecesPerRank = 4;
+
+// So many at most in one step: about half a millisecond, in which the driver's lock is held.
+constexpr int kPiecesPerStep = 8;
+
+size_t piece_bytes_of(size_t bytes, size_t size) {
+  const size_t even = bytes / (kPiecesPerRank * size) / 4096 * 4096;
+  return std::clamp(even, kSmallestPiece, kLargestPiece);
+}
+
+}  // namespace
+
+DirectAllreduce::DirectAllreduce(SharedArrays shared, uint64_t instance, size_t bytes,
+                                 ReduceMany reduce_many, int rank)
+    : shared_(std::move(shared)),
+      instance_(instance),
+      bytes_(bytes),
+      reduce_many_(reduce_many),
+      rank_(rank),
+      piece_bytes_(piece_bytes_of(bytes, shared_.arrays.size())),
+      pieces_((bytes + piece_bytes_ - 1) / piece_bytes_) {}
+
+// A rank has come in this instance if its counter says instance + 1. Pieces are only touched once
+// all have: until then an array is its owner's. Whoever has reduced a piece adds one to `done`, and
+// the arrays are their owners' again when it says (instance + 1) * pieces. A rank can come to the
+// next instance only after that, so counters of two instances never mix.
+bool DirectAllreduce::step(Channel&) {
+  if (!has_come_) {
+    has_come_ = true;
+    shared_.counters.ready(rank_).store(instance_ + 1, std::memory_order_release);
+  }
+  if (!all_ready()) return false;
+  uint64_t piece = 0;
+  for (int i = 0; i < kPiecesPerStep && claim_any(piece); ++i) reduce(piece);
+  return shared_.counters.done().load(std::memory_order_acquire) >= (instance_ + 1) * pieces_;
+}
+
+bool DirectAllreduce::all_ready() {
+  while (ready_ < size() &&
+         shared_.counters.ready(ready_).load(std::memory_order_acquire) > instance_) {
+    ++ready_;
+  }
+  return ready_ == size();
+}
+
+bool DirectAllreduce::claim_any(uint64_t& piece) {
+  for (int i = 0; i < size(); ++i) {
+    if (claim((rank_ + i) % size(), piece)) return true;
+  }
+  return false;
+}
+
+bool DirectAllreduce::claim(int rank, uint64_t& piece) {
+  const uint64_t first = first_piece(rank);
+  const uint64_t count = first_piece(rank + 1) - first;
+  SharedCounters::Counter& counter = shared_.counters.claimed(rank);
+  uint64_t claimed = counter.load(std::memory_order_relaxed);
+  do {
+    if (claimed >= (instance_ + 1) * count) return false;
+  } while (!counter.compare_exchange_weak(claimed, claimed + 1, std::memory_order_relaxed));
+  piece = first + (claimed - instance_ * count);
+  return true;
+}
+
+void DirectAllreduce::reduce(uint64_t piece) {
+  const size_t begin = static_cast<size_t>(piece) * piece_bytes_;
+  std::vector<const std::byte*> sources;
+  std::vector<std::byte*> targets;
+  for (std::byte* const array : shared_.arrays) {
+    sources.push_back(array + begin);
+    targets.push_back(array + begin);
+  }
+  reduce_many_(sources, targets, std::min(piece_bytes_, bytes_ - begin), bytes_ >= kStreamBytes);
+  shared_.counters.done().fetch_add(1, std::memory_order_acq_rel);
+  ++reduced_;
+}
+
+std::string DirectAllreduce::describe() const {
+  int here = 0;
+  for (int rank = 0; rank < size(); ++rank) {
+    here += static_cast<int>(shared_.counters.ready(rank).load() > instance_);
+  }
+  if (here < size()) {
+    return "direct allreduce: " + std::to_string(here) + " of " + std::to_string(size()) +
+           " ranks have come";
+  }
+  return "direct allreduce: " +
+         std::to_string(shared_.counters.done().load() - instance_ * pieces_) + " of " +
+         std::to_string(pieces_) + " pieces reduced, " + std::to_string(reduced_) + " by this rank";
+}
+
+}  // namespace ringdl

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <string>
+
+#include "collective/collective.h"
+#include "collective/shared/shared_counters.h"
+#include "reduce/reduce_many.h"
+
+namespace ringdl {
+
+/// Allreduce of arrays that all ranks can read and write, in one pass: pieces are read from all of
+/// them, reduced in rank order, and written to all. That is one array read and one written per
+/// rank, which is as little as can be. Each rank takes the pieces of its own part, then whatever
+/// nobody has taken, so that nobody waits for a rank that the system has put to sleep.
+///
+/// No messages: the channel is not used. step() makes progress whenever it is called.
+class DirectAllreduce final : public Collective {
+ public:
+  /// @param instance  how often these counters were used before, by all ranks
+  DirectAllreduce(SharedArrays shared, uint64_t instance, size_t bytes, ReduceMany reduce_many,
+                  int rank);
+
+  bool step(Channel&) override;
+  int64_t pieces() const override { return reduced_; }
+  std::string describe() const override;
+
+ private:
+  int size() const { return static_cast<int>(shared_.arrays.size()); }
+  uint64_t first_piece(int rank) const {
+    return pieces_ * static_cast<uint64_t>(rank) / static_cast<uint64_t>(size());
+  }
+  bool all_ready();
+  bool claim(int rank, uint64_t& piece);
+  bool claim_any(uint64_t& piece);
+  void reduce(uint64_t piece);
+
+  const SharedArrays shared_;
+  const uint64_t instance_;
+  const size_t bytes_;
+  const ReduceMany reduce_many_;
+  const int rank_;
+  const size_t piece_bytes_;
+  const uint64_t pieces_;
+  bool has_come_ = false;
+  int ready_ = 0;  // ranks 0 .. ready_-1 have come
+  int64_t reduced_ = 0;
+};
+
+}  // namespace ringdl

@@ -1,0 +1,149 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/collective.h"
+#include "collective/messages/bruck.h"
+#include "collective/partition.h"
+#include "collective/shared/shared_counters.h"
+#include "reduce/reduce_many.h"
+#include "transport/shm/window.h"
+
+namespace ringdl {
+
+/// What a rank gives and gets in an exchange.
+struct Exchange {
+  const std::byte* data = nullptr;  // what it gives, `bytes` bytes; the caller's, only read
+  size_t bytes = 0;
+  std::vector<Span> parts;  // of `data`, by rank: what each takes
+  bool is_same = false;     // all ranks that take anything take the same part
+  std::optional<ReduceMany>
+      reduce_many;  // what is taken from all ranks, as much from each, is reduced
+  /// Where what it takes goes, in rank order unless it is reduced; the caller's. Null: it is
+  /// gathered.
+  std::byte* output = nullptr;
+  std::vector<size_t> begins = {};  // where there, by rank, if not in rank order
+};
+
+/// An exchange among ranks that all share memory: each tells the others where its array is, in few
+/// messages (Bruck), and takes what is meant for it from theirs. Arrays in shared memory are read
+/// where they are: one copy, as little as can be. Those that only their owners reach go through
+/// stages, block by block.
+///
+/// Broadcast, allgather, alltoall and reduce-scatter differ only in who takes what. Reductions are
+/// as in DirectAllreduce: in rank order, 16-bit floats rounded once.
+///
+/// No rank can finish while two disagree: each has to hear of every other one, and nothing is taken
+/// from a rank that this one disagrees with. A rank is done once all have what they take from it.
+class HostExchange final : public Collective {
+ public:
+  /// Smaller arrays, if all ranks know their size, had better go by messages: those of up to 2 KiB
+  /// travel with the headers.
+  static constexpr size_t kLeastBytes = 4 << 10;
+
+  /// @param name  for people
+  /// @param window  reaches all ranks
+  /// @param ranks  the transport's number of each rank
+  /// @param rank  which of them this one is
+  HostExchange(std::string name, std::shared_ptr<Window> window, std::vector<int> ranks, int rank,
+               Exchange exchange);
+  ~HostExchange() override;
+
+  bool step(Channel& channel) override;
+  int64_t pieces() const override { return has_met_ ? moved_ : -1; }
+  Gathered* gathered() override { return exchange_.output == nullptr ? &result_ : nullptr; }
+  std::string describe() const override;
+
+ private:
+  // What a rank tells the others. The blocks of a part lie one after the other, or, in a stage, by
+  // turns in two places, with those of the other ranks' parts beside them unless all are the same.
+  struct Told {
+    int64_t begin = 0;   // of its array, or stage, in its memory
+    int64_t stride = 0;  // from one place in the stage to the other; 0: it is the array
+    int64_t lane_bytes = 0;
+    int64_t blocks_in = 0;  // of a stage, when it tells
+    int64_t bytes = 0;      // of a part that is the same for all others
+    int64_t counters = -1;  // of rank 0
+    int64_t parts = -1;     // where it tells each rank's part, if only it knows them
+  };
+
+  // Likewise, for those: its parts, by rank, and how many ranks have read theirs.
+  class Parts {
+   public:
+    explicit Parts(std::byte* memory) : memory_(memory) {}
+    static size_t bytes(int size) { return kHeadBytes + sizeof(Span) * static_cast<size_t>(size); }
+    SharedCounters::Counter& read() const {
+      return *reinterpret_cast<SharedCounters::Counter*>(memory_);
+    }
+    Span* begin() const { return reinterpret_cast<Span*>(memory_ + kHeadBytes); }
+
+   private:
+    static constexpr size_t kHeadBytes = 64;
+    std::byte* memory_;
+  };
+
+  // Where this rank finds what a rank has for it.
+  struct Source {
+    const std::byte* first;
+    size_t stride;
+    size_t bytes;
+  };
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  uint64_t blocks(size_t bytes) const;
+  size_t block_length(size_t bytes, uint64_t block) const;
+  const Source& source(int rank) const { return sources_[static_cast<size_t>(rank)]; }
+  const Span& part(int rank) const { return exchange_.parts[static_cast<size_t>(rank)]; }
+  std::byte* at(int rank, int64_t offset) const;
+
+  // Which part of a rank's place in its stage is another one's.
+  static size_t lane(int owner, int to) { return static_cast<size_t>(to > owner ? to - 1 : to); }
+  void find_stage();
+  void publish_parts();
+  void tell();
+  Told told_by(int rank) const;
+  Source find_source(int rank, const Told& told) const;
+  void begin();
+  bool copy_in();
+  bool take();
+  bool take_from(int rank);
+  bool reduce_next();
+  bool is_there(int rank, uint64_t block);
+  const std::byte* block_at(int rank, uint64_t block) const;
+  void tell_taken();
+  bool all_have_taken(uint64_t blocks);
+  bool all_have_taken_their_parts();
+  void leave();
+
+  const std::string name_;
+  const std::shared_ptr<Window> window_;
+  const std::vector<int> ranks_;
+  const int rank_;
+  const Exchange exchange_;
+  const size_t block_bytes_;  // the same on all ranks
+  Told own_;
+  std::optional<Bruck> told_;  // what all ranks tell, once this one does
+  bool has_met_ = false;
+  std::vector<Source> sources_;  // by rank
+  std::shared_ptr<std::byte> parts_;
+  std::shared_ptr<std::byte> stage_;
+  size_t stride_ = 0;
+  size_t lane_bytes_ = 0;      // from one rank's part in a place of the stage to the next one's
+  uint64_t stage_blocks_ = 0;  // that go through the stage,
+  uint64_t in_ = 0;            // and that have come there
+  std::shared_ptr<std::byte> counters_;  // on rank 0
+  SharedCounters shared_;
+  Gathered result_;
+  std::byte* output_ = nullptr;
+  bool streams_ = false;
+  std::vector<size_t> begins_;   // in the output, by source
+  std::vector<uint64_t> taken_;  // blocks, by source
+  std::vector<uint64_t> there_;  // likewise: at least so many
+  uint64_t all_have_taken_ = 0;  // blocks, at least
+  int64_t moved_ = 0;
+};
+
+}  // namespace ringdl

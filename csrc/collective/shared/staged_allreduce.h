@@ -1,0 +1,70 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "collective/collective.h"
+#include "collective/partition.h"
+#include "collective/shared/shared_counters.h"
+#include "reduce/reduce_many.h"
+#include "transport/shm/store_trial.h"
+
+namespace ringdl {
+
+/// Allreduce on one host of arrays that only their owners reach: block by block, through stages
+/// that all ranks see and that stay in the caches. Each rank copies what others reduce of its block
+/// into its stage, reduces its own chunk of the block, in rank order, and copies what the others
+/// have reduced into its array. An array is read once and written once, as in DirectAllreduce,
+/// which gives the same bits; what is added to that stays in the caches.
+///
+/// No messages: the channel is not used. step() makes progress whenever it is called.
+class StagedAllreduce final : public Collective {
+ public:
+  /// Bytes of each rank's stage.
+  /// @param bytes  of the array
+  static size_t stage_bytes(size_t bytes, int size);
+
+  /// @param stages  by rank, as this process sees them
+  /// @param counters  not used before
+  /// @param trial  of the memory that the stages lie in; outlives this
+  StagedAllreduce(std::vector<std::byte*> stages, SharedCounters counters, std::byte* data,
+                  size_t bytes, ReduceMany reduce_many, int rank, StoreTrial& trial);
+
+  bool step(Channel&) override;
+  int64_t pieces() const override { return static_cast<int64_t>(next_); }
+  std::string describe() const override;
+
+ private:
+  int size() const { return static_cast<int>(stages_.size()); }
+  bool all_have_done(uint64_t steps);
+  bool do_next();
+  bool streams_stage(uint64_t block) const {
+    return streams_ && trial_.streams(first_block_ + block);
+  }
+  void timed(uint64_t block, void (StagedAllreduce::*part)(uint64_t) const);
+  void copy_in(uint64_t block) const;
+  void reduce(uint64_t block) const;
+  void copy_out(uint64_t block) const;
+  std::byte* stage(int rank, uint64_t block) const;
+  std::byte* array(uint64_t block) const {
+    return data_ + static_cast<size_t>(block) * block_bytes_;
+  }
+  Span chunk(int rank, uint64_t block) const;  // of a block, from its beginning
+
+  const std::vector<std::byte*> stages_;
+  const SharedCounters counters_;
+  std::byte* const data_;
+  const size_t bytes_;
+  const ReduceMany reduce_many_;
+  const int rank_;
+  const size_t chunk_bytes_;
+  const size_t block_bytes_;
+  const uint64_t blocks_;
+  const bool streams_;  // arrays; and stages, if that is faster
+  StoreTrial& trial_;
+  const uint64_t first_block_;  // there
+  uint64_t next_ = 0;           // step
+  uint64_t all_have_done_ = 0;  // steps, at least
+};
+
+}  // namespace ringdl

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/collective.h"
+#include "collective/messages/bruck.h"
+#include "collective/sub_channel.h"
+#include "collective/two_level/two_levels.h"
+
+namespace ringdl {
+
+/// Collects every rank's block on every rank, in rank order; blocks may differ in length.
+///
+/// First all ranks collect the lengths, by Bruck's algorithm, and with them the blocks if these are
+/// short. Else blocks follow: by the same algorithm if they are short together, around the ring, or
+/// on two levels. No rank can finish while two disagree: none has all lengths before.
+class Allgather final : public Collective {
+ public:
+  /// @param block  this rank's `bytes` bytes; the caller's, only read
+  /// @param order  where in the result each rank's block goes: the rank that it counts as there
+  /// @param few_bytes  all blocks together, if they are no more, go in rounds and not around the
+  /// ring; the same on all ranks
+  /// @param levels  if there are two
+  Allgather(const std::byte* block, size_t bytes, std::vector<int> order, int rank,
+            size_t segment_bytes, size_t few_bytes, std::optional<Levels> levels = std::nullopt);
+
+  bool step(Channel& channel) override;
+  int64_t pieces() const override { return blocks_ ? blocks_->pieces() : -1; }
+  std::string describe() const override;
+
+  Gathered* gathered() override { return &result_; }
+
+ private:
+  // What is collected first: a block's length and its beginning.
+  static constexpr size_t kHeadBytes = 32;
+  using Entry = std::array<std::byte, sizeof(int64_t) + kHeadBytes>;
+
+  static Entry entry_of(const std::byte* block, size_t bytes);
+  bool begin(Channel& channel);
+  void take(const std::function<const std::byte*(int)>& block_of);
+  size_t place_of(int rank) const { return static_cast<size_t>(order_[static_cast<size_t>(rank)]); }
+
+  const std::byte* block_;
+  std::vector<int> order_;
+  int rank_;
+  int size_;
+  size_t segment_bytes_;
+  size_t few_bytes_;
+  std::optional<Levels> levels_;
+  Bruck entries_;
+  bool has_begun_ = false;
+  Gathered result_;
+  std::vector<Span> spans_;  // of the result, by rank
+  SubChannel after_lengths_;
+  std::unique_ptr<Collective> blocks_;  // unless they came with the lengths
+  const Bruck* rounds_ = nullptr;       // if it is that
+};
+
+}  // namespace ringdl

@@ -1,0 +1,204 @@
+#include "collective/two_level/hierarchical_allreduce.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "collective/messages/ring_allreduce.h"
+#include "reduce/streaming.h"
+
+namespace ringdl {
+namespace {
+
+// Long enough that the ring's first and last steps, in which the link is idle, do not count (on 1
+// Gbit/s it is on its way for 8 ms), short enough that reducing and copying the first and the last
+// do not count either, and that stages stay in the last-level cache. The same on all hosts, whether
+// they use stages or not.
+constexpr size_t kSlabBytes = 1 << 20;
+constexpr int kSlabsInStage = 2;
+
+// The k-th ranks of all hosts among themselves, after what they have said to one another before.
+class LaneChannel final : public Channel {
+ public:
+  LaneChannel(Channel& channel, const HostLayout& layout, const std::vector<int64_t>& sent_before,
+              const std::vector<int64_t>& received_before)
+      : channel_(channel),
+        layout_(layout),
+        sent_before_(sent_before),
+        received_before_(received_before) {}
+
+  int rank() const override { return layout_.host; }
+  int size() const override { return static_cast<int>(layout_.hosts.size()); }
+  void send(int to, const void* data, size_t bytes) override {
+    channel_.send(rank_on(to), data, bytes);
+  }
+  void receive(int from, void* data, size_t bytes) override {
+    channel_.receive(rank_on(from), data, bytes);
+  }
+  int64_t sent(int to) const override {
+    return channel_.sent(rank_on(to)) - sent_before_[static_cast<size_t>(to)];
+  }
+  int64_t received(int from) const override {
+    return channel_.received(rank_on(from)) - received_before_[static_cast<size_t>(from)];
+  }
+  bool agreed() const override { return channel_.agreed(); }
+
+  int rank_on(int host) const {
+    return layout_.hosts[static_cast<size_t>(host)][static_cast<size_t>(layout_.local_rank)];
+  }
+
+ private:
+  Channel& channel_;
+  const HostLayout& layout_;
+  const std::vector<int64_t>& sent_before_;
+  const std::vector<int64_t>& received_before_;
+};
+
+}  // namespace
+
+size_t HierarchicalAllreduce::stage_bytes(int lanes) {
+  return kSlabsInStage * kSlabBytes * static_cast<size_t>(lanes);
+}
+
+HierarchicalAllreduce::HierarchicalAllreduce(SharedLayout layout, LocalArrays local,
+                                             uint64_t instance, size_t bytes,
+                                             ReduceMany reduce_many, Reducer reducer,
+                                             size_t segment_bytes, Codec codec)
+    : layout_(std::move(layout)),
+      local_(std::move(local)),
+      counters_(local_.shared.counters),
+      instance_(instance),
+      reduce_many_(reduce_many),
+      reducer_(reducer),
+      segment_bytes_(segment_bytes),
+      codec_(codec),
+      lanes_(layout_->lanes()),
+      slabs_(bytes, lanes_, kSlabBytes),
+      streams_(bytes >= kStreamBytes),
+      copied_(static_cast<size_t>(lanes_), 0),
+      sent_before_(layout_->hosts.size(), 0),
+      received_before_(layout_->hosts.size(), 0) {}
+
+// Where a slab of a lane is that all ranks of the host see.
+std::byte* HierarchicalAllreduce::at(int local_rank, int lane, int slab) const {
+  std::byte* const memory = local_.shared.arrays[static_cast<size_t>(local_rank)];
+  if (!local_.are_stages) return memory + slabs_.segment(lane, slab).begin;
+  return memory + static_cast<size_t>(slab % kSlabsInStage * lanes_ + lane) * kSlabBytes;
+}
+
+// The counters of a host count slabs, from one instance to the next:
+//   ready(r)    the others see so many of rank r's, of each lane
+//   claimed(k)  so many of lane k are final, where its leader has them
+//   copied(r)   so many of each lane rank r has, and needs no more
+// An array without stages is its owner's again once all ranks of its host have copied all slabs;
+// with stages, the place of a slab is free once all have copied it.
+bool HierarchicalAllreduce::step(Channel& channel) {
+  if (!local_.are_stages && in_ < slabs_.segments()) come();
+  if (local_.are_stages && copy_in()) ++moved_;
+  if (is_leader()) {
+    if (reduce_next()) ++moved_;
+    go_round(channel);
+  }
+  for (int lane = 0; lane < lanes_; ++lane) {
+    if (copy_out(lane)) ++moved_;
+  }
+  if (const int copied = copied_by_this_rank(); copied > told_copied_) {
+    told_copied_ = copied;
+    counters_.copied(layout_->local_rank).store(count(copied), std::memory_order_release);
+  }
+  return told_copied_ == slabs_.segments() && all_have_copied(slabs_.segments());
+}
+
+void HierarchicalAllreduce::come() {
+  in_ = slabs_.segments();
+  counters_.ready(layout_->local_rank).store(count(in_), std::memory_order_release);
+}
+
+bool HierarchicalAllreduce::copy_in() {
+  if (in_ == slabs_.segments() || !all_have_copied(in_ + 1 - kSlabsInStage)) return false;
+  for (int lane = 0; lane < lanes_; ++lane) {
+    const Span slab = slabs_.segment(lane, in_);
+    std::memcpy(at(layout_->local_rank, lane, in_), local_.own + slab.begin, slab.bytes);
+  }
+  ++in_;
+  counters_.ready(layout_->local_rank).store(count(in_), std::memory_order_release);
+  return true;
+}
+
+bool HierarchicalAllreduce::reduce_next() {
+  if (reduced_ == slabs_.segments()) return false;
+  for (int rank = 0; rank < layout_->local_size(); ++rank) {
+    if (counters_.ready(rank).load(std::memory_order_acquire) <= count(reduced_)) return false;
+  }
+  std::vector<const std::byte*> sources;
+  for (int rank = 0; rank < layout_->local_size(); ++rank) {
+    sources.push_back(at(rank, layout_->local_rank, reduced_));
+  }
+  std::byte* const own = at(layout_->local_rank, layout_->local_rank, reduced_);
+  if (sources.size() > 1) {
+    reduce_many_(sources, {&own, 1}, slabs_.segment(layout_->local_rank, reduced_).bytes);
+  }
+  ++reduced_;
+  return true;
+}
+
+void HierarchicalAllreduce::go_round(Channel& channel) {
+  LaneChannel lane(channel, *layout_, sent_before_, received_before_);
+  while (around_ < reduced_) {
+    if (!ring_) {
+      ring_ = std::make_unique<RingAllreduce>(at(layout_->local_rank, layout_->local_rank, around_),
+                                              slabs_.segment(layout_->local_rank, around_).bytes,
+                                              reducer_, lane.rank(), lane.size(), segment_bytes_,
+                                              codec_);
+    }
+    if (!ring_->step(lane)) return;
+    ring_.reset();
+    for (int host = 0; host < lane.size(); ++host) {
+      sent_before_[static_cast<size_t>(host)] = channel.sent(lane.rank_on(host));
+      received_before_[static_cast<size_t>(host)] = channel.received(lane.rank_on(host));
+    }
+    ++around_;
+    ++moved_;
+    counters_.claimed(layout_->local_rank).store(count(around_), std::memory_order_release);
+  }
+}
+
+bool HierarchicalAllreduce::copy_out(int lane) {
+  int& copied = copied_[static_cast<size_t>(lane)];
+  if (copied == slabs_.segments() ||
+      counters_.claimed(lane).load(std::memory_order_acquire) <= count(copied)) {
+    return false;
+  }
+  const Span slab = slabs_.segment(lane, copied);
+  if (local_.are_stages || lane != layout_->local_rank) {
+    copy_bytes(local_.own + slab.begin, at(lane, lane, copied), slab.bytes, streams_);
+    if (streams_) stream_fence();
+  }
+  ++copied;
+  return true;
+}
+
+int HierarchicalAllreduce::copied_by_this_rank() const {
+  return *std::min_element(copied_.begin(), copied_.end());
+}
+
+bool HierarchicalAllreduce::all_have_copied(int slabs) const {
+  for (int rank = 0; rank < layout_->local_size() && slabs > 0; ++rank) {
+    if (counters_.copied(rank).load(std::memory_order_acquire) < count(slabs)) return false;
+  }
+  return true;
+}
+
+std::string HierarchicalAllreduce::describe() const {
+  int here = 0;
+  for (int rank = 0; rank < layout_->local_size(); ++rank) {
+    here += static_cast<int>(counters_.ready(rank).load() > count(0));
+  }
+  std::string text = "hierarchical allreduce: " + std::to_string(here) + " of " +
+                     std::to_string(layout_->local_size()) + " ranks of this host have come";
+  if (!is_leader()) return text;
+  return text + ", " + std::to_string(around_) + " of " + std::to_string(slabs_.segments()) +
+         " slabs are around the ring";
+}
+
+}  // namespace ringdl

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/codec.h"
+#include "collective/collective.h"
+#include "collective/host_layout.h"
+#include "collective/partition.h"
+#include "collective/reducer.h"
+#include "collective/shared/shared_counters.h"
+#include "reduce/reduce_many.h"
+
+namespace ringdl {
+
+/// Where the ranks of a host have an array, or, if some have it where the others do not reach it,
+/// stages for it.
+struct LocalArrays {
+  SharedArrays shared;  // arrays or stages, by place on the host
+  std::byte* own;       // this rank's array
+  bool are_stages;
+};
+
+/// Allreduce over several hosts with several ranks each, through memory that the ranks of a host
+/// share.
+///
+/// The array is cut into a part per lane. Lane k is a ring over the k-th rank of each host, which
+/// reduces part k over its host, then around the ring; the other ranks of the host copy it from
+/// there. So each byte crosses a host's link as often as with one rank per host. Parts are cut into
+/// slabs, and while one is on its way around the ring, the next is reduced and the one before is
+/// copied.
+class HierarchicalAllreduce final : public Collective {
+ public:
+  /// Bytes of each rank's stage.
+  static size_t stage_bytes(int lanes);
+
+  /// @param instance  how often these counters were used before, by all ranks; stages: 0
+  /// @param reduce_many  over the ranks of a host; does not divide
+  /// @param reducer  around the ring; divides by the number of all ranks
+  HierarchicalAllreduce(SharedLayout layout, LocalArrays local, uint64_t instance, size_t bytes,
+                        ReduceMany reduce_many, Reducer reducer, size_t segment_bytes, Codec codec);
+
+  bool step(Channel& channel) override;
+  int64_t pieces() const override { return moved_; }
+  std::string describe() const override;
+
+ private:
+  bool is_leader() const { return layout_->local_rank < lanes_; }
+  uint64_t count(int slabs) const {
+    return instance_ * static_cast<uint64_t>(slabs_.segments()) + static_cast<uint64_t>(slabs);
+  }
+  std::byte* at(int local_rank, int lane, int slab) const;
+  void come();
+  bool copy_in();
+  bool reduce_next();
+  void go_round(Channel& channel);
+  bool copy_out(int lane);
+  int copied_by_this_rank() const;
+  bool all_have_copied(int slabs) const;
+
+  const SharedLayout layout_;
+  const LocalArrays local_;
+  const SharedCounters counters_;
+  const uint64_t instance_;
+  const ReduceMany reduce_many_;
+  const Reducer reducer_;
+  const size_t segment_bytes_;
+  const Codec codec_;
+  const int lanes_;
+  const Partition slabs_;  // one chunk per lane
+  const bool streams_;
+  int in_ = 0;               // slabs that the others see
+  int reduced_ = 0;          // slabs of the own lane
+  int around_ = 0;           // likewise: have been around the ring
+  std::vector<int> copied_;  // slabs by lane
+  int told_copied_ = 0;
+  std::unique_ptr<Collective> ring_;  // of slab around_
+  std::vector<int64_t> sent_before_;  // by host: messages of the rings before
+  std::vector<int64_t> received_before_;
+  int64_t moved_ = 0;
+};
+
+}  // namespace ringdl

@@ -1,0 +1,202 @@
+#include "collective/two_level/host_allreduce.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/buffer.h"
+#include "collective/shared/direct_allreduce.h"
+#include "collective/shared/staged_allreduce.h"
+
+namespace ringdl {
+
+HostAllreduce::HostAllreduce(std::shared_ptr<Window> window, std::vector<int> ranks,
+                             SharedLayout layout, std::byte* data, size_t bytes,
+                             ReduceMany reduce_many, Reducer reducer, size_t segment_bytes,
+                             Codec codec, std::optional<SlotCall> slot_call)
+    : window_(std::move(window)),
+      ranks_(std::move(ranks)),
+      layout_(std::move(layout)),
+      data_(data),
+      bytes_(bytes),
+      reduce_many_(reduce_many),
+      reducer_(reducer),
+      segment_bytes_(segment_bytes),
+      codec_(codec),
+      rank_(layout_->local_rank),
+      on_host_(layout_->local_ranks(), rank_) {
+  find_places();
+  if (slot_call) exchange_.emplace(std::move(*slot_call), rank_);
+}
+
+// Other ranks look at the counters once all of their host have told where their arrays are: on one
+// host that is known here, too; on several, this rank may hear of a failure elsewhere before.
+HostAllreduce::~HostAllreduce() {
+  if (exchange_) exchange_->finish();
+  if (counters_ && size() > 1 && (chosen_ || layout_->hosts.size() > 1)) {
+    const SharedCounters counters(counters_.get(), size());
+    window_->free_once(std::move(counters_), counters.left(), static_cast<uint64_t>(size()));
+  }
+}
+
+bool HostAllreduce::step(Channel& channel) {
+  if (!chosen_) {
+    if (!meet(channel)) return false;
+    choose();
+  }
+  if (!chosen_->step(channel)) return false;
+  if (places_by_messages_ && !tell(channel)) return false;
+  shared_.left().fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+int64_t HostAllreduce::pieces() const {
+  if (chosen_) return chosen_->pieces();
+  return exchange_ ? 0 : -1;
+}
+
+void HostAllreduce::find_places() {
+  places_.resize(static_cast<size_t>(size()));
+  const size_t bytes = SharedCounters::bytes(size());
+  if (size() == 1) {
+    counters_ = allocate(bytes);
+    std::memset(counters_.get(), 0, bytes);
+    return;
+  }
+  Place& own = places_[static_cast<size_t>(rank_)];
+  own.array = place_of(data_, bytes_);
+  stage_ = window_->allocate_stage(layout_->hosts.size() == 1
+                                       ? StagedAllreduce::stage_bytes(bytes_, size())
+                                       : HierarchicalAllreduce::stage_bytes(layout_->lanes()));
+  own.stage = place_of(stage_.get(), 1);
+  if (rank_ != 0) return;
+  counters_ = window_->allocate_stage(bytes);
+  std::memset(counters_.get(), 0, bytes);
+  own.counters = place_of(counters_.get(), bytes);
+}
+
+bool HostAllreduce::meet(Channel& channel) {
+  if (!exchange_) return meet_by_messages(channel);
+  const Place& own = places_[static_cast<size_t>(rank_)];
+  const auto state = exchange_->step({reinterpret_cast<const std::byte*>(&own), sizeof(own)});
+  if (state == SlotExchange::State::kNotYet) return false;
+  if (state == SlotExchange::State::kElsewhere) {
+    exchange_.reset();
+    return meet_by_messages(channel);
+  }
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank_) continue;
+    std::memcpy(&places_[static_cast<size_t>(other)], exchange_->payload(other), sizeof(Place));
+  }
+  exchange_->finish();
+  return true;
+}
+
+bool HostAllreduce::meet_by_messages(Channel& channel) {
+  if (!places_by_messages_) {
+    places_by_messages_.emplace(std::vector<size_t>(places_.size(), sizeof(Place)), rank_,
+                                &places_[static_cast<size_t>(rank_)]);
+  }
+  tell(channel);
+  if (!places_by_messages_->is_complete()) return false;
+  for (int other = 0; other < size(); ++other) {
+    std::memcpy(&places_[static_cast<size_t>(other)], places_by_messages_->block(other),
+                sizeof(Place));
+  }
+  return true;
+}
+
+// Whether all that this rank has told has left.
+bool HostAllreduce::tell(Channel& channel) {
+  on_host_.use(channel);
+  return places_by_messages_->step(on_host_);
+}
+
+void HostAllreduce::choose() {
+  shared_ = SharedCounters(size() == 1 ? counters_.get() : at(0, places_[0].counters), size());
+  const bool is_direct = size() == 1 || std::all_of(places_.begin(), places_.end(),
+                                                    [](auto& place) { return place.array >= 0; });
+  std::vector<std::byte*> memory;
+  for (int rank = 0; rank < size(); ++rank) {
+    const Place& place = places_[static_cast<size_t>(rank)];
+    memory.push_back(size() == 1 ? data_ : at(rank, is_direct ? place.array : place.stage));
+  }
+  if (is_direct) stage_.reset();
+  if (layout_->hosts.size() > 1) {
+    chosen_ = std::make_unique<HierarchicalAllreduce>(
+        layout_, LocalArrays{{std::move(memory), shared_}, data_, !is_direct}, 0, bytes_,
+        reduce_many_, reducer_, segment_bytes_, codec_);
+  } else if (is_direct) {
+    chosen_ = std::make_unique<DirectAllreduce>(SharedArrays{std::move(memory), shared_}, 0, bytes_,
+                                                reduce_many_, rank_);
+  } else {
+    chosen_ = std::make_unique<StagedAllreduce>(std::move(memory), shared_, data_, bytes_,
+                                                reduce_many_, rank_, window_->store_trial());
+  }
+}
+
+int64_t HostAllreduce::place_of(const std::byte* data, size_t bytes) const {
+  const auto offset = window_->offset_of(data, bytes);
+  return offset ? static_cast<int64_t>(*offset) : -1;
+}
+
+std::byte* HostAllreduce::at(int place, int64_t offset) const {
+  const int rank = ranks_[static_cast<size_t>(local(place))];
+  return window_->at(rank, static_cast<uint64_t>(offset));
+}
+
+std::string HostAllreduce::describe() const {
+  if (chosen_) return chosen_->describe();
+  if (exchange_) return exchange_->describe();
+  const int told = places_by_messages_ ? places_by_messages_->blocks_here() : 0;
+  return "allreduce on one host: " + std::to_string(told) + " of " + std::to_string(size()) +
+         " ranks have told where their arrays are";
+}
+
+namespace {
+
+std::unique_ptr<Collective> make(const AllreduceArguments& its) {
+  return std::make_unique<HostAllreduce>(its.window, its.ranks, its.layout, its.data, its.bytes,
+                                         its.reduce_many, its.reducer, its.segment_bytes, its.codec,
+                                         std::nullopt);
+}
+
+}  // namespace
+
+constinit const AllreduceAlgorithm kDirectAlgorithm = {
+    .id = Algorithm::kDirect,
+    .name = "direct",
+    .ranks = "ranks that all share memory",
+    .can_run =
+        [](const HostLayout& layout) { return layout.host_count() == 1 && layout.size() > 1; },
+    .most_bytes = [](size_t) { return std::numeric_limits<size_t>::max(); },
+    .effort =
+        [](double bytes, const HostLayout& layout) {  // rounds to tell where arrays are
+          return Effort{
+              static_cast<double>(std::bit_width(static_cast<unsigned>(layout.size() - 1))), bytes};
+        },
+    .inside = {12e-6, 0.04e-9},
+    .between = {},
+    .make = make};
+
+constinit const AllreduceAlgorithm kHierarchicalAlgorithm = {
+    .id = Algorithm::kHierarchical,
+    .name = "hierarchical",
+    .ranks = "several hosts with ranks that share memory",
+    .can_run =
+        [](const HostLayout& layout) {
+          return layout.host_count() > 1 && layout.host_count() < layout.size();
+        },
+    .most_bytes = [](size_t) { return std::numeric_limits<size_t>::max(); },
+    .effort =
+        [](double bytes, const HostLayout& layout) {
+          const double hosts = layout.host_count();
+          return Effort{1 + 2 * (hosts - 1), 2 * (hosts - 1) / hosts * bytes};
+        },
+    .inside = {},
+    .between = {40e-6, 8e-9},
+    .make = make};
+
+}  // namespace ringdl

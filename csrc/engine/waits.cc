@@ -1,0 +1,271 @@
+// How callers wait: for one work, in join() for the other ranks, or in shutdown() for all works and
+// ranks.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/backoff.h"
+#include "engine/driver.h"
+
+namespace ringdl {
+namespace {
+
+constexpr int64_t kInterruptNs = 100 * kMillisecond;
+constexpr int64_t kDiagnoseAfterNs = 100 * kMillisecond;
+constexpr int64_t kBriefNs = 10 * kMillisecond;
+
+// Of a wait: from when on it has those counted that have come, before its deadline.
+int64_t count_within(int64_t timeout_ns) { return std::min(kSecond, timeout_ns / 4 * 3); }
+
+std::string seconds_text(int64_t ns) {
+  return std::to_string(ns / kSecond) + "." + std::to_string(ns / (kSecond / 10) % 10) + " s";
+}
+
+}  // namespace
+
+// What a waiting thread has told the diagnosis, taken back at the end of its wait.
+class Driver::Watch {
+ public:
+  Watch(Driver& driver, Lock& lock, bool for_good)
+      : driver_(driver), diagnosis_(driver.engine_.diagnosis()), lock_(lock), for_good_(for_good) {}
+  ~Watch() {
+    if (!lock_.owns_lock()) lock_.lock();
+    watch(nullptr, now_ns());
+    diagnosis_.forget(question_);
+  }
+
+  // The work that is waited for now; null if there is none.
+  void watch(const Work* work, int64_t now) {
+    if (watched_ && work != nullptr && *watched_ == work->key) {
+      diagnosis_.look(*watched_, driver_.may_submit(), now);
+      return;
+    }
+    if (watched_) diagnosis_.wait_ends(*watched_, now);
+    watched_.reset();
+    if (work == nullptr) return;
+    watched_ = work->key;
+    diagnosis_.wait_begins(work->key, work->label(), work->group, for_good_, now);
+  }
+
+  void ask_all(const Work& work, int64_t within, int64_t now) {
+    if (question_ == 0) question_ = diagnosis_.ask_all(work.key, work.group, within, now);
+  }
+  void forget_answers() { diagnosis_.forget(std::exchange(question_, 0)); }
+  std::string answers(int64_t now) const { return diagnosis_.answers(question_, now); }
+
+ private:
+  Driver& driver_;
+  Diagnosis& diagnosis_;
+  Lock& lock_;
+  const bool for_good_;
+  std::optional<Key> watched_;
+  uint32_t question_ = 0;
+};
+
+// Moves works until `done` says so; `look` is called after each look that found it not so. The lock
+// is held but while the thread pauses; then the engine may be shut down by another thread, or by a
+// signal handler in this one.
+void Driver::progress_until(Lock& lock, const std::function<void()>& interrupted,
+                            const std::function<bool()>& done,
+                            const std::function<void(int64_t)>& look) {
+  Backoff backoff(may_spin_);
+  int64_t now = now_ns();
+  int64_t next_interrupt = now + kInterruptNs;
+  ++waiters_;
+  struct Leave {
+    Driver& driver;
+    Lock& lock;
+    ~Leave() {
+      if (!lock.owns_lock()) lock.lock();
+      --driver.waiters_;
+    }
+  } leave{*this, lock};
+  while (!done()) {
+    refuse_closed();
+    waiter_looked_ns_ = now;
+    if (engine_.poll() > 0) backoff.reset();
+    if (done()) break;
+    watch_over(now);
+    look(now);
+    if (done()) break;
+    engine_.membership().look_for_failed(now);
+    lock.unlock();
+    backoff.pause();
+    now = now_ns();
+    if (interrupted && now >= next_interrupt) {
+      next_interrupt = now + kInterruptNs;
+      interrupted();
+    }
+    lock.lock();
+  }
+}
+
+// What StallError says if the time is over; else nothing.
+std::string Driver::look_at_wait(Watch& watch, const Awaited& awaited, int64_t now) {
+  const Work& work = *awaited.work;
+  const int64_t deadline = awaited.begin_ns + awaited.timeout_ns;
+  if (now - awaited.begin_ns >= kDiagnoseAfterNs) watch.watch(&work, now);
+  if (now >= deadline - count_within(awaited.timeout_ns)) watch.ask_all(work, deadline - now, now);
+  if (now < deadline || work.ended()) return {};
+  return work.label() + " did not end within " + seconds_text(awaited.timeout_ns) + " on rank " +
+         std::to_string(rank()) + ": " + watch.answers(now) + " (" + work.collective->describe() +
+         "). It stays in flight: do not call again but wait for the same work, or end the job";
+}
+
+void Driver::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
+                  const std::function<void()>& interrupted, bool for_good) {
+  if (!work->ended()) {
+    Lock lock = lock_for_call();
+    const int64_t begin = now_ns();
+    Watch watch(*this, lock, for_good);
+    const auto look = [&](int64_t now) {
+      const std::string why = look_at_wait(watch, {work, begin, timeout_ns}, now);
+      if (!why.empty()) throw StallError(why);
+    };
+    const auto count_time = [&] {
+      const int64_t end = now_ns();
+      wait_ns_ += end - begin;
+      Trace& trace = engine_.works().trace();
+      if (trace.is_on()) trace.add({0, work->label(), "", 0, begin, end, gettid()});
+    };
+    try {
+      progress_until(lock, interrupted, [&] { return work->ended(); }, look);
+    } catch (...) {
+      count_time();
+      throw;
+    }
+    count_time();
+  }
+  if (work->state.load(std::memory_order_acquire) == Work::State::kFailed) {
+    work->failure.raise();
+  }
+}
+
+std::optional<Driver::Stalled> Driver::wait_any(const std::vector<Awaited>& awaited,
+                                                uint64_t seen) {
+  Lock lock = lock_for_call();
+  std::deque<Watch> watches;
+  for (size_t i = 0; i < awaited.size(); ++i) watches.emplace_back(*this, lock, false);
+  std::optional<Stalled> stalled;
+  const auto done = [&] {
+    return stalled || news() != seen ||
+           std::any_of(awaited.begin(), awaited.end(),
+                       [](const Awaited& one) { return one.work->ended(); });
+  };
+  const auto look = [&](int64_t now) {
+    for (size_t i = 0; i < awaited.size() && !stalled; ++i) {
+      std::string why = look_at_wait(watches[i], awaited[i], now);
+      if (!why.empty()) stalled = Stalled{i, std::move(why)};
+    }
+  };
+  progress_until(lock, {}, done, look);
+  return stalled;
+}
+
+bool Driver::wait_briefly(const std::shared_ptr<Work>& work) {
+  if (!work->ended()) {
+    Lock lock(mutex_);  // of who has just submitted it; another thread may shut down meanwhile
+    const int64_t begin = now_ns();
+    bool is_over = false;
+    progress_until(
+        lock, {}, [&] { return work->ended() || is_over; },
+        [&](int64_t now) { is_over = now - begin > kBriefNs; });
+    wait_ns_ += now_ns() - begin;
+  }
+  return work->state.load(std::memory_order_acquire) == Work::State::kDone;
+}
+
+int Driver::join(int64_t timeout_ns, const std::function<void()>& interrupted) {
+  Lock lock = lock_for_call();
+  JoinSession& joining = engine_.joining();
+  if (!joining.is_joined()) note_submitter();
+  const std::shared_ptr<JoinSession::Session> session = joining.begin();
+  session->answered_ns = now_ns();
+  Watch watch(*this, lock, true);
+  const auto look = [&](int64_t now) {
+    const Work& awaited = joining.awaited(*session);
+    watch.watch(&awaited, now);
+    if (session->meeting) session->meeting->begin_ns = now;  // no matter for the watchdog
+    const int64_t deadline = session->answered_ns + timeout_ns;
+    if (now < deadline - count_within(timeout_ns)) {
+      watch.forget_answers();
+    } else {
+      watch.ask_all(awaited, deadline - now, now);
+    }
+    if (now < deadline || awaited.ended()) return;
+    throw StallError("join() waits on rank " + std::to_string(rank()) + " for " + awaited.label() +
+                     ", and nothing else was called on any rank for " + seconds_text(timeout_ns) +
+                     ": " + watch.answers(now) +
+                     ". It goes on to answer the others: call join() again, or end the job");
+  };
+  progress_until(lock, interrupted, [&] { return joining.is_over(*session); }, look);
+  engine_.end_join(session);
+  if (session->meeting->failure) session->meeting->failure.raise();
+  return static_cast<int>(session->entry[0] % size());
+}
+
+// The works in flight end, and the messages of those that failed are taken or leave: what failed
+// has been told to its receivers, who take what is on its way.
+void Driver::finish_works(Lock& lock, const std::function<void()>& interrupted) {
+  WorkTable& works = engine_.works();
+  {
+    Watch watch(*this, lock, true);
+    const auto look = [&](int64_t now) {
+      watch.watch(works.is_empty() ? nullptr : works.in_flight().begin()->second.get(), now);
+    };
+    progress_until(lock, interrupted, [&] { return works.is_empty(); }, look);
+  }
+  engine_.buckets().clear();
+  progress_until(
+      lock, interrupted, [&] { return works.is_drained(); },
+      [this](int64_t now) { tell_shutdown_waits("the messages of works that failed", now); });
+}
+
+void Driver::tell_shutdown_waits(const std::string& what, int64_t now) {
+  const std::string awaited = what + ", on rank " + std::to_string(rank());
+  std::fputs(engine_.watchdog().look_at_shutdown(awaited, now).c_str(), stderr);
+}
+
+void Driver::shutdown(const std::function<void()>& interrupted) {
+  if (closed_.load() || in_forked_child()) return;
+  Lock lock(mutex_);
+  if (shutting_down_ && shuts_down_ == std::this_thread::get_id()) return;  // a signal handler
+  const auto ignore = [](int64_t) {};
+  while (shutting_down_) {  // another thread is at it; should it be interrupted, this one goes on
+    progress_until(lock, interrupted, [this] { return closed_.load() || !shutting_down_; }, ignore);
+  }
+  if (closed_.load()) return;
+  shutting_down_ = true;
+  shuts_down_ = std::this_thread::get_id();
+  struct Guard {
+    bool& flag;
+    ~Guard() { flag = false; }  // an interrupted shutdown may be repeated
+  } guard{shutting_down_};
+
+  finish_works(lock, interrupted);
+  const Departures& departures = engine_.membership().departures();
+  engine_.leave();
+  // The others may need answers from here until they leave too.
+  progress_until(
+      lock, interrupted, [this] { return engine_.have_all_left(); },
+      [&](int64_t now) {
+        if (departures.is_over()) {
+          tell_shutdown_waits("its last messages to leave", now);
+        } else {
+          std::fputs(engine_.watchdog().look_at_shutdown(departures.awaited(), now).c_str(),
+                     stderr);
+        }
+      });
+  lock.unlock();
+  stop_thread();
+  lock.lock();
+  engine_.close();
+  closed_.store(true);
+}
+
+}  // namespace ringdl

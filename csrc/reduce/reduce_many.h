@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "reduce/reduce.h"
+
+namespace ringdl {
+
+/// Reduces several arrays at once, in the order in which they are given, in one pass over memory.
+/// Pure; any thread.
+class ReduceMany {
+ public:
+  /// 16-bit floats are added (and multiplied) in fp32 and rounded once, in the end.
+  ReduceMany(DType dtype, Reduction reduction, int64_t divisor);
+  ReduceMany(DType dtype, CustomKernel kernel);
+
+  /// targets[t][i] = (sources[0][i] ∘ sources[1][i] ∘ ...) / divisor for all t. A target may be one
+  /// of the sources, but not overlap another way. At least one source.
+  /// @param streams  the arrays come from memory and are not read soon (see stream.h). Targets that
+  /// are none of the sources are written past the caches then, and this ends with the fence. Those
+  /// that are sources are written where they were read: that costs no more traffic, and less time
+  /// than past the cache. Of two arrays they are fetched ahead.
+  void operator()(std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
+                  size_t bytes, bool streams = false) const;
+
+ private:
+  void reduce(std::byte* block, std::span<const std::byte* const> sources, size_t begin,
+              size_t bytes) const;
+  void reduce_widened(std::byte* block, std::span<const std::byte* const> sources, size_t begin,
+                      size_t bytes) const;
+
+  Kernels kernels_{};  // for fp32 if elements are widened
+  Widening widening_{};
+  CustomKernel custom_ = nullptr;
+  size_t item_bytes_;
+  int64_t divisor_ = 1;
+};
+
+}  // namespace ringdl

@@ -1,0 +1,346 @@
+"""Start and end of the default communicator: `init`, `shutdown`, and what happens around them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from ringdl import _engine, _timeline
+from ringdl._communicator import Communicator, Shared
+from ringdl._engine import Algorithm
+from ringdl._errors import Error, RankFailedError, UsageError
+from ringdl._launch import Launcher, StoreJob, detect, detect_store_job
+from ringdl._settings import Settings, read_settings, warn_of_unknown
+from ringdl._tuning import Tuning, find_tuning, topology
+from ringdl._window import share_memory
+
+if TYPE_CHECKING:
+    from ringdl import _mpi
+
+_default: Communicator | None = None
+_hooked = False
+
+
+def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
+    """Make the default communicator. Collective; calling it again changes nothing.
+
+    Without an argument: all ranks that the launcher (mpirun, srun, torchrun) started, or this
+    process alone if there is none. MPI is loaded only if a launcher of MPI or a communicator is
+    there; ranks of torchrun, and those whom RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell of
+    each other, are connected by TCP, and find each other through PyTorch's store.
+
+    A child of a rank is no rank. Where multiprocessing imports the script in a child (spawn and
+    forkserver do), a call at its top returns what answers `rank`, `size` and the like as the parent
+    does and refuses all else; any other call in a child is refused.
+
+    Args:
+        comm: an mpi4py communicator, which is duplicated; default MPI.COMM_WORLD.
+        tuning: what algorithms are chosen by: a `Tuning`, its JSON, or a file with it; rank 0's
+            counts. By default what RINGDL_TUNING says, else what `python -m ringdl tune` has
+            measured for such ranks on such a machine, else built-in costs.
+
+    Returns:
+        The default communicator.
+
+    Raises:
+        UsageError: the launcher does not belong to the MPI library, there is no usable one, a
+            setting cannot be followed, torchrun's ranks cannot find each other or were given a
+            communicator of MPI, or this process is a child of a rank.
+        StallError: torchrun's ranks do not all come within RINGDL_TIMEOUT.
+    """
+    global _default
+    if _default is not None:
+        return _default
+    launcher, job = detect(os.environ), detect_store_job(os.environ)
+    started = job or launcher
+    if started is not None:
+        from ringdl import _children
+
+        parent = _children.find_parent(os.environ)
+        if parent is not None:
+            _default = cast("Communicator", _children.stand_in(parent))
+            return _default
+        _children.mark(os.environ)
+    settings = read_settings(os.environ)
+    if started is None or started.rank == 0:
+        warn_of_unknown(os.environ)
+    if job is not None and not _mpi_has_ranks():
+        if comm is not None:
+            raise UsageError(
+                f"{job} says that there are {job.size} ranks, and the communicator that init() was "
+                "given knows of one: MPI has not started them. Leave it out, or start with "
+                f"`mpirun -n {job.size}`"
+            )
+        _default = _init_over_sockets(job, settings, tuning)
+    elif comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
+        alone = Communicator(_engine.alone(), settings=settings)
+        _tune(alone, settings, tuning)
+        if settings.timeline is not None:
+            _timeline.start(alone, settings.timeline)
+        _default = alone
+    else:
+        _default = _init_over_mpi(launcher, comm, settings, tuning)
+    if started is not None:
+        _children.mark(os.environ, _default)
+    _engine.set_default(_default._engine, _default._finish_allreduce)
+    return _default
+
+
+def _mpi_has_ranks() -> bool:
+    """Whether the script has initialized MPI, and it found other ranks."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return False
+    return bool(mpi.COMM_WORLD.Get_size() > 1)
+
+
+def _init_over_mpi(
+    launcher: Launcher | None, comm: Any, settings: Settings, tuning: Tuning | str | None
+) -> Communicator:
+    from ringdl import _mpi, _mpirun
+
+    if comm is not None and not hasattr(comm, "Get_group"):
+        raise UsageError(f"init({comm!r}): pass an mpi4py communicator, or nothing for all ranks")
+    mpi = _mpi.load_mpi(launcher)
+    comm = mpi.COMM_WORLD if comm is None else comm
+    hosts = _mpi.find_hosts(mpi, comm)
+    engine = _mpi.open_engine(mpi, comm)
+    vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
+    shared = Shared(hosts.numbers, comm, vendor)
+    communicator = _set_up(engine, hosts, shared, settings, tuning)
+    if communicator.size > 1 and not _hooked:
+        _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
+    _register_hooks(hosts)
+    return communicator
+
+
+def _init_over_sockets(
+    job: StoreJob, settings: Settings, tuning: Tuning | str | None
+) -> Communicator:
+    from ringdl import _rendezvous
+
+    engine, hosts = _rendezvous.open_engine(job, os.environ, settings.timeout)
+    shared = Shared(hosts.numbers, vendor="TCP")
+    communicator = _set_up(engine, hosts, shared, settings, tuning)
+    if not _hooked:
+        _end_on_uncaught_error(job.rank)
+    _register_hooks(hosts)
+    return communicator
+
+
+def _set_up(
+    engine: _engine.Communicator,
+    hosts: _mpi.Hosts,
+    shared: Shared,
+    settings: Settings,
+    tuning: Tuning | str | None,
+) -> Communicator:
+    """Make a communicator whose ranks agree on all that they have to. Collective."""
+    communicator = Communicator(engine, settings=settings, shared=shared)
+    try:
+        _agree(communicator, hosts, settings, tuning)
+    except UsageError:  # of all ranks; none is to miss the others before it has heard why
+        engine.shutdown()
+        raise
+    return communicator
+
+
+def _agree(
+    communicator: Communicator, hosts: _mpi.Hosts, settings: Settings, tuning: Tuning | str | None
+) -> None:
+    engine, shared = communicator._engine, communicator._shared
+    engine.set_may_spin(hosts.cores >= hosts.local_size)
+    agreed = communicator.broadcast_object(settings, name="ringdl.settings")
+    communicator._timeout = agreed.timeout
+    shared.checks_replicas = agreed.check_replicas
+    engine.set_join_answers_allreduces_only(agreed.join == "allreduce")
+    engine.set_watchdog(agreed.watchdog, agreed.debug)
+    no_memory = None
+    if agreed.shared_memory and communicator.host_count < communicator.size:
+        no_memory = share_memory(communicator, hosts.numbers)
+    _tune(communicator, agreed, tuning)
+    if agreed.timeline is not None:
+        _timeline.start(communicator, agreed.timeline)
+    engine.forget_submitters()
+    if no_memory is not None:
+        import warnings
+
+        warnings.warn(no_memory, RuntimeWarning, stacklevel=5)
+
+
+def _register_hooks(hosts: _mpi.Hosts) -> None:
+    """What happens on signals and at exit; the warning of too many threads, once."""
+    global _hooked
+    if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):  # the script has no use for it
+        _engine.dump_on_signal(signal.SIGUSR1)
+    if len(hosts.numbers) > 1 and not _hooked:
+        _hooked = True
+        _warn_of_threads(hosts)
+    atexit.unregister(_shutdown_at_exit)
+    atexit.register(_shutdown_at_exit)  # the last registered is the first to be called
+
+
+def _end_on_uncaught_error(rank: int) -> None:
+    """Let the others know when this rank ends by an exception: they would wait in vain.
+
+    No launcher has to: its sockets are closed, which each of them finds while it waits.
+    """
+    from ringdl._mpi import tell_captured
+
+    previous = sys.excepthook
+    process = os.getpid()
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        global _default
+        previous(kind, error, trace)
+        tell_captured()
+        if os.getpid() != process or _default is None:
+            return
+        print(
+            f"ringdl: rank {rank} ends by {kind.__name__}; the others end by RankFailedError",
+            file=sys.stderr,
+        )
+        ended, _default = _default, None
+        _engine.set_default(None, None)
+        ended._engine.abandon()
+
+    sys.excepthook = hook
+
+
+def _tune(communicator: Communicator, settings: Settings, given: Tuning | str | None) -> None:
+    """Agree on what algorithms are chosen by. Collective."""
+    hosts = communicator.memory_hosts()
+    found: Any = None
+    if communicator.rank == 0:
+        try:
+            found = settings.tuning if given is None else given
+            if not isinstance(found, Tuning):
+                vendor = communicator._shared.vendor
+                found = find_tuning(found, vendor, hosts, communicator.host_count)
+        except UsageError as error:
+            found = error
+        except Exception as error:  # the others wait for an answer
+            found = UsageError(f"the tuning table cannot be read ({error!r}); correct it")
+    agreed = found
+    if communicator.size > 1:
+        agreed = communicator.broadcast_object(found, name="ringdl.tuning")
+    if isinstance(agreed, UsageError):
+        raise agreed
+    if settings.segment_bytes is not None:
+        agreed = agreed.with_segments(settings.segment_bytes)
+    if settings.algorithm is not None:
+        communicator._shared.algorithm = _possible(Algorithm[settings.algorithm], hosts)
+    communicator.use_tuning(agreed)
+    if communicator.rank == 0 and communicator.size > 1:
+        import logging
+
+        logging.getLogger("ringdl").info("tuning %s, from %s", agreed.hash, agreed.source)
+
+
+def _possible(algorithm: Algorithm, hosts: list[int]) -> Algorithm:
+    if len(hosts) > 1 and not _engine.is_possible_allreduce(algorithm, 0, hosts, 1):
+        raise UsageError(
+            f"RINGDL_ALGORITHM={algorithm.name} cannot be followed: direct is for ranks that all "
+            "share memory, hierarchical for several hosts with ranks that do, and here they are "
+            f"{topology(hosts)}; unset it"
+        )
+    return algorithm
+
+
+def _warn_of_threads(hosts: _mpi.Hosts) -> None:
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = int(text) if text.isdigit() else len(os.sched_getaffinity(0))
+    if hosts.local_rank == 0 and threads > 1 and threads * hosts.local_size > hosts.cores:
+        import warnings
+
+        warnings.warn(
+            f"{hosts.local_size} ranks on this host would compute with {threads} threads each, on "
+            f"{hosts.cores} cores; set OMP_NUM_THREADS={max(1, hosts.cores // hosts.local_size)}",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def shutdown() -> None:
+    """End the default communicator; `init` may be called again. Collective.
+
+    Waits for the works in flight and until all ranks have called it. Also called when the program
+    ends. Never finalizes MPI.
+    """
+    global _default
+    if _default is not None:
+        _engine.set_default(None, None)
+        try:
+            try:
+                _timeline.stop_if_recording()
+            except Error:  # the others wait for this rank all the same
+                _default.shutdown()
+                raise
+            _default.shutdown()
+        except Error:
+            _default = None
+            raise
+        _default = None  # an interrupted shutdown may be repeated
+
+
+def _shutdown_at_exit() -> None:
+    try:
+        shutdown()
+    except RankFailedError:  # printed only, it would leave MPI's end waiting for that rank
+        sys.excepthook(*sys.exc_info())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # to the launcher, too, this rank has failed
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Record what happens on all ranks, until `stop_timeline` or `shutdown`. Collective.
+
+    The file is JSON that https://ui.perfetto.dev opens: for each rank its works, with their
+    algorithms and bytes, the waits for them, and, with ``ringdl.torch``, the hooks of gradients.
+    About 10 us per work; a million works and waits per rank at most. RINGDL_TIMELINE=FILE does so
+    from `init` on.
+
+    While it is recorded, each rank writes what it has done to a file of its own: rank 0 to the one
+    that is named, rank 1 to ``timeline.rank1.json`` beside ``timeline.json``. They stay if the job
+    fails or is killed, up to a tenth of a second before, with the works that were in flight; at a
+    good end there is rank 0's alone, with all ranks.
+
+    Args:
+        file_path: where rank 0 writes.
+        mark_cycles: ignored: there are no cycles.
+
+    Raises:
+        UsageError: rank 0 cannot write the file, or a timeline is being recorded already.
+    """
+    del mark_cycles
+    _timeline.start(get_communicator(), file_path)
+
+
+def stop_timeline() -> None:
+    """End what `start_timeline` began, and write the file. Collective.
+
+    Raises:
+        UsageError: no timeline is being recorded.
+    """
+    get_communicator()
+    _timeline.stop()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, and `shutdown` was not since."""
+    return _default is not None
+
+
+def get_communicator() -> Communicator:
+    """The default communicator.
+
+    Raises:
+        UsageError: `init` was not called.
+    """
+    if _default is None:
+        raise UsageError("ringdl is not initialized; call ringdl.init() first")
+    return _default
