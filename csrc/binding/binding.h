@@ -13,7 +13,7 @@
 
 #include "base/dtype.h"
 #include "engine/driver.h"
-#include "transport/shm/window.h"
+#include "transport/shm/segment_window.h"
 
 /// What the files of the binding share. Every call into the engine that takes its lock lets go of
 /// the GIL: whoever holds the lock may want the GIL, as a custom_op that raises does.
@@ -63,7 +63,7 @@ struct Held {
 /// A driver and what is in flight in its engine.
 struct Communicator {
   std::shared_ptr<Driver> driver;
-  std::shared_ptr<Window> window;                // until the driver uses it
+  std::shared_ptr<SegmentWindow> window;         // until the driver uses it
   std::unordered_map<uint64_t, Held> in_flight;  // by work; touched with the GIL held
 
   Communicator() = default;

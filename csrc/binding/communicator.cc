@@ -16,7 +16,7 @@
 #include "binding/binding.h"
 #include "transport/loopback/loopback.h"
 #include "transport/mpi/mpi.h"
-#include "transport/shm/window.h"
+#include "transport/shm/segment_window.h"
 #include "transport/tcp/tcp.h"
 
 namespace ringdl::binding {
@@ -271,8 +271,9 @@ void bind_communicator(nb::module_& module) {
       .def(
           "open_window",
           [](Communicator& self, int local_ranks) {
-            self.window = std::make_shared<Window>(self.driver->rank(), self.driver->size(),
-                                                   Window::default_bytes(local_ranks));
+            self.window =
+                std::make_shared<SegmentWindow>(self.driver->rank(), self.driver->size(),
+                                                SegmentWindow::default_bytes(local_ranks));
             const Segment::Address address = self.window->address();
             return std::make_tuple(address.process, address.descriptor, address.bytes,
                                    address.nonce);

@@ -6,12 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include "collective/codec.h"
 #include "collective/collective.h"
 #include "collective/host_layout.h"
-#include "collective/reducer.h"
-#include "reduce/reduce_many.h"
-#include "transport/shm/window.h"
+#include "reduce/executor.h"
+#include "transport/window.h"
 
 namespace ringdl {
 
@@ -44,6 +42,7 @@ struct Effort {
 
 /// What an allreduce is made from, whichever algorithm carries it out.
 struct AllreduceArguments {
+  Executor& executor;
   std::byte* data;  // `bytes` bytes, this rank's contribution and then the result
   size_t bytes;
   Reducer reducer;         // of two arrays

@@ -8,12 +8,12 @@
 #include <string>
 
 #include "base/dtype.h"
-#include "collective/codec.h"
 #include "collective/shared/shared_counters.h"
 #include "engine/matching.h"
 #include "engine/planning.h"
 #include "engine/tags.h"
 #include "engine/work_table.h"
+#include "reduce/codec.h"
 
 namespace ringdl {
 

@@ -34,8 +34,8 @@ Engine::Engine(std::unique_ptr<Transport> transport, EngineOptions options, cons
       control_(std::make_shared<ControlPlane>(
           *transport_, [this](const ControlMessage& message) { handle(message); })),
       hosts_(rank_, size_),
-      planning_(hosts_, options_.segment_bytes),
-      works_(*transport_, *control_, clock,
+      planning_(hosts_, *options_.executor, options_.segment_bytes),
+      works_(*transport_, *control_, *options_.executor, clock,
              [this](const Work& work, const Failure& why) {
                if (work.key.space == KeySpace::kBucket) buckets_.on_end(work.key, why);
              }),
@@ -158,7 +158,8 @@ Engine::Shortcut Engine::shortcut_for(const Call& call, const Key& key) {
 }
 
 SmallAllreduce Engine::begin_in_slots(const Call& call, const Key& key, void* data) {
-  return {{hosts_.slots(), key.instance, digest_of(call)},
+  return {*options_.executor,
+          {hosts_.slots(), key.instance, digest_of(call)},
           static_cast<std::byte*>(data),
           bytes_of(call),
           ReduceMany(call.dtype, call.reduction, size_),
@@ -188,8 +189,8 @@ std::shared_ptr<Work> Engine::leave_slots(const Call& call, const Key& key, void
 std::shared_ptr<Work> Engine::submit_direct(const Call& call, const Key& key, void* data) {
   auto work = works_.make_keyed(header_of(call), key, all_);
   work->collective = std::make_unique<HostAllreduce>(
-      hosts_.window(), all_->ranks, hosts_.layout_of(*all_), static_cast<std::byte*>(data),
-      bytes_of(call), ReduceMany(call.dtype, call.reduction, size_),
+      *options_.executor, hosts_.window(), all_->ranks, hosts_.layout_of(*all_),
+      static_cast<std::byte*>(data), bytes_of(call), ReduceMany(call.dtype, call.reduction, size_),
       Reducer(call.dtype, call.reduction, size_), planning_.segment_bytes(), Codec(),
       SlotCall{hosts_.slots(), key.instance, digest_of(call)});
   in_slots_ = work;

@@ -32,6 +32,8 @@ struct EngineOptions {
   size_t segment_bytes = 256 << 10;
   /// Messages of at most so many bytes travel as control messages; at most kMaxPayloadBytes.
   size_t inline_bytes = kMaxPayloadBytes;
+  /// What copies and reduces payload; outlives the engine.
+  Executor* executor = &cpu_executor();
 };
 
 /// The works of one rank of a communicator, and all that they need: its parts, put together.

@@ -8,7 +8,7 @@
 #include "collective/host_layout.h"
 #include "collective/shared/slots.h"
 #include "engine/group.h"
-#include "transport/shm/window.h"
+#include "transport/window.h"
 
 namespace ringdl {
 

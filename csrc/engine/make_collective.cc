@@ -172,8 +172,9 @@ std::optional<Levels> levels_of(const std::vector<int>& order, const Group& grou
   return levels;
 }
 
-std::unique_ptr<Collective> make_ring(const Call& call, std::byte* array, const Group& group,
-                                      size_t segment_bytes, const std::shared_ptr<Window>& window,
+std::unique_ptr<Collective> make_ring(Executor& executor, const Call& call, std::byte* array,
+                                      const Group& group, size_t segment_bytes,
+                                      const std::shared_ptr<Window>& window,
                                       const HostLayout& layout) {
   std::vector<int> order = host_by_host(layout, 0);
   const std::optional<Levels> levels = levels_of(order, group, window, layout);
@@ -181,7 +182,7 @@ std::unique_ptr<Collective> make_ring(const Call& call, std::byte* array, const 
   const auto place = static_cast<int>(std::ranges::find(order, group.rank) - order.begin());
   std::unique_ptr<Collective> ring;
   if (call.kind == Kind::kAllgather) {
-    ring = std::make_unique<Allgather>(array, bytes_of(call), order, place, segment_bytes,
+    ring = std::make_unique<Allgather>(executor, array, bytes_of(call), order, place, segment_bytes,
                                        few_bytes_of(layout), levels);
   } else {
     const auto parts = row_partition(rows_of(call), row_bytes(call), group.size());
@@ -190,20 +191,20 @@ std::unique_ptr<Collective> make_ring(const Call& call, std::byte* array, const 
     auto* const output = static_cast<std::byte*>(call.output);
     const Reducer reducer = reducer_of(call, group.size());
     if (levels && bytes_of(call) >= Levels::kLeastBytes) {
-      ring = std::make_unique<TwoLevelReduceScatter>(*levels, array, output, std::move(chunks),
-                                                     reduce_many_of(call, layout), reducer, place,
-                                                     segment_bytes);
+      ring = std::make_unique<TwoLevelReduceScatter>(
+          executor, *levels, array, output, std::move(chunks), reduce_many_of(call, layout),
+          reducer, place, segment_bytes);
     } else {
-      ring = std::make_unique<RingReduceScatter>(array, output, std::move(chunks), reducer, place,
-                                                 segment_bytes);
+      ring = std::make_unique<RingReduceScatter>(executor, array, output, std::move(chunks),
+                                                 reducer, place, segment_bytes);
     }
   }
   if (is_in_order) return ring;
   return std::make_unique<InOrder>(std::move(order), group.rank, std::move(ring));
 }
 
-std::unique_ptr<Collective> make_host_exchange(const Call& call, std::byte* array,
-                                               const Group& group,
+std::unique_ptr<Collective> make_host_exchange(Executor& executor, const Call& call,
+                                               std::byte* array, const Group& group,
                                                const std::shared_ptr<Window>& window,
                                                const HostLayout& layout) {
   const auto size = static_cast<size_t>(group.size());
@@ -226,14 +227,15 @@ std::unique_ptr<Collective> make_host_exchange(const Call& call, std::byte* arra
     exchange.is_same = true;
     exchange.output = array;
   }
-  return std::make_unique<HostExchange>(std::string(name_of(call.kind)), window, group.ranks,
-                                        group.rank, std::move(exchange));
+  return std::make_unique<HostExchange>(executor, std::string(name_of(call.kind)), window,
+                                        group.ranks, group.rank, std::move(exchange));
 }
 
 }  // namespace
 
-std::unique_ptr<Collective> make_collective(const Call& call, const Description& description,
-                                            void* data, const Group& group, size_t segment_bytes,
+std::unique_ptr<Collective> make_collective(Executor& executor, const Call& call,
+                                            const Description& description, void* data,
+                                            const Group& group, size_t segment_bytes,
                                             const std::shared_ptr<Window>& window,
                                             const SharedLayout& layout) {
   const int rank = group.rank;
@@ -247,7 +249,7 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
   refuse_bits_of_floats(call);
   if (call.compression) refuse_compression(call);
   if (window && layout->hosts.size() == 1 && is_exchanged_in_memory(call.kind, bytes, size)) {
-    return make_host_exchange(call, array, group, window, *layout);
+    return make_host_exchange(executor, call, array, group, window, *layout);
   }
   switch (call.kind) {
     case Kind::kAllreduce: {
@@ -256,9 +258,9 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
         throw UsageError("the " + std::string(algorithm.name) + " allreduce is for " +
                          std::string(algorithm.ranks) + ", which these are not; take the ring");
       }
-      return algorithm.make({array, bytes, reducer_of(call, size), reduce_many_of(call, *layout),
-                             codec_of(call), segment_bytes, rank, size, group.ranks, window,
-                             layout});
+      return algorithm.make({executor, array, bytes, reducer_of(call, size),
+                             reduce_many_of(call, *layout), codec_of(call), segment_bytes, rank,
+                             size, group.ranks, window, layout});
     }
     case Kind::kBroadcast:
     case Kind::kMessage:
@@ -266,15 +268,16 @@ std::unique_ptr<Collective> make_collective(const Call& call, const Description&
                             segment_bytes, *layout);
     case Kind::kAllgather:
     case Kind::kReduceScatter:
-      return make_ring(call, array, group, segment_bytes, window, *layout);
+      return make_ring(executor, call, array, group, segment_bytes, window, *layout);
     case Kind::kAlltoall:
-      return std::make_unique<Alltoall>(array, split_bytes(call, size), rank, size, segment_bytes);
+      return std::make_unique<Alltoall>(executor, array, split_bytes(call, size), rank, size,
+                                        segment_bytes);
     case Kind::kGather:
-      return std::make_unique<Gather>(array, bytes, call.root, rank, size, segment_bytes);
+      return std::make_unique<Gather>(executor, array, bytes, call.root, rank, size, segment_bytes);
     case Kind::kScatter:
       return std::make_unique<Scatter>(
-          array, rank == call.root ? split_bytes(call, size) : std::vector<int64_t>{}, call.root,
-          rank, size, segment_bytes);
+          executor, array, rank == call.root ? split_bytes(call, size) : std::vector<int64_t>{},
+          call.root, rank, size, segment_bytes);
     case Kind::kBarrier:
       return std::make_unique<Barrier>();
   }

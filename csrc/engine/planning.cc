@@ -33,7 +33,7 @@ std::unique_ptr<Collective> Planning::make(const Call& call, const Description& 
                                            void* data, const Group& group) const {
   const SharedLayout layout = hosts_.layout_of(group);
   const bool shares_memory = layout->hosts.size() < group.ranks.size();
-  return make_collective(call, description, data, group, segment_bytes_,
+  return make_collective(executor_, call, description, data, group, segment_bytes_,
                          shares_memory ? hosts_.window() : nullptr, layout);
 }
 
@@ -42,18 +42,18 @@ std::unique_ptr<Collective> Planning::make(const BucketSpec& bucket, uint64_t in
   auto* const data = static_cast<std::byte*>(bucket.data);
   const Reducer reducer(bucket.dtype, bucket.reduction, group.size());
   if (!bucket.shared || wanted_ == Algorithm::kRing) {
-    return std::make_unique<RingAllreduce>(data, bucket.bytes, reducer, group.rank, group.size(),
-                                           segment_bytes_, bucket.codec);
+    return std::make_unique<RingAllreduce>(executor_, data, bucket.bytes, reducer, group.rank,
+                                           group.size(), segment_bytes_, bucket.codec);
   }
   if (hosts_.share_memory(group)) {
     const ReduceMany reduce_many(bucket.dtype, bucket.reduction, group.size());
-    return std::make_unique<DirectAllreduce>(*bucket.shared, instance, bucket.bytes, reduce_many,
-                                             group.rank);
+    return std::make_unique<DirectAllreduce>(executor_, *bucket.shared, instance, bucket.bytes,
+                                             reduce_many, group.rank);
   }
   const ReduceMany reduce_many(bucket.dtype, undivided(bucket.dtype, bucket.reduction), 1);
   return std::make_unique<HierarchicalAllreduce>(
-      hosts_.layout_of(group), LocalArrays{*bucket.shared, data, false}, instance, bucket.bytes,
-      reduce_many, reducer, segment_bytes_, bucket.codec);
+      executor_, hosts_.layout_of(group), LocalArrays{*bucket.shared, data, false}, instance,
+      bucket.bytes, reduce_many, reducer, segment_bytes_, bucket.codec);
 }
 
 }  // namespace ringdl

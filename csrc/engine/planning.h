@@ -19,7 +19,9 @@ struct BucketSpec;
 /// ranks share memory. All of these are the same on all ranks, so all plan alike.
 class Planning {
  public:
-  Planning(Hosts& hosts, size_t segment_bytes) : hosts_(hosts), segment_bytes_(segment_bytes) {}
+  /// @param executor  carries out what collectives do with payload
+  Planning(Hosts& hosts, Executor& executor, size_t segment_bytes)
+      : hosts_(hosts), executor_(executor), segment_bytes_(segment_bytes) {}
 
   /// @param wanted  taken wherever it is possible and the call names none; else the fastest by the
   /// model
@@ -44,6 +46,7 @@ class Planning {
 
  private:
   Hosts& hosts_;
+  Executor& executor_;
   CostModel costs_ = default_costs();
   std::optional<Algorithm> wanted_;
   size_t segment_bytes_;

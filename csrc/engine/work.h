@@ -8,6 +8,7 @@
 #include "collective/collective.h"
 #include "engine/channels.h"
 #include "engine/failure.h"
+#include "reduce/executor.h"
 
 namespace ringdl {
 
@@ -49,6 +50,8 @@ class Work {
   std::unique_ptr<BucketChannel> bucket_channel;
   bool touched = false;  // is in the engine's list of works to step
   bool polled = false;   // is in its list of works to step at each look
+  /// If it has failed: once this is done, nothing reads or writes its buffer.
+  Executor::Ticket last_operation = Executor::kDone;
 
   Channel& channel() {
     if (keyed_channel) return *keyed_channel;

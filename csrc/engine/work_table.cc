@@ -8,9 +8,11 @@
 
 namespace ringdl {
 
-WorkTable::WorkTable(Transport& transport, ControlPlane& control, const Clock& clock, OnEnd on_end)
+WorkTable::WorkTable(Transport& transport, ControlPlane& control, Executor& executor,
+                     const Clock& clock, OnEnd on_end)
     : transport_(transport),
       control_(control),
+      executor_(executor),
       clock_(clock),
       on_end_(std::move(on_end)),
       tags_(TagLayout(transport.max_tag()).pooled) {}
@@ -48,7 +50,7 @@ bool WorkTable::step(const std::shared_ptr<Work>& work) {
     finish(work);
     return true;
   }
-  if (!work->polled && work->collective->pieces() >= 0) {
+  if (!work->polled && (work->collective->pieces() >= 0 || !executor_.is_immediate())) {
     work->polled = true;
     polled_.push_back(work);
   }
@@ -82,7 +84,7 @@ int WorkTable::settle() {
     step(work);
   }
   std::erase_if(leaving_, [this](const auto& work) {
-    if (!work->idle()) return false;
+    if (!is_idle(*work)) return false;
     release(*work);  // only now may its buffer go
     return true;
   });
@@ -136,7 +138,8 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
   if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
     keep_for_good(work->memory);
   }
-  if (work->idle()) {
+  work->last_operation = executor_.last();
+  if (is_idle(*work)) {
     release(*work);
   } else {
     leaving_.push_back(work);

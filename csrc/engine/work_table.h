@@ -23,16 +23,18 @@ namespace ringdl {
 /// The works of one rank: made, begun, stepped, ended, and released once their messages have left.
 ///
 /// A work that has begun is in flight until it finishes or fails. It is stepped when its channel
-/// has touched it and, if it reduces in memory that other ranks write to, at each settle(). One
-/// that fails may leave messages behind: those that it sends keep it from being released, and tags
-/// that it granted are drained before they are granted again.
+/// has touched it and, if it reduces in memory that other ranks write to or its executor answers
+/// later, at each settle(). One that fails may leave messages and operations behind: those that it
+/// sends, and what the executor is at, keep it from being released, and tags that it granted are
+/// drained before they are granted again.
 class WorkTable {
  public:
   using Works = std::unordered_map<Key, std::shared_ptr<Work>, KeyHash>;
   /// Told when a work has ended, well (no failure) or not.
   using OnEnd = std::function<void(const Work&, const Failure&)>;
 
-  WorkTable(Transport& transport, ControlPlane& control, const Clock& clock, OnEnd on_end);
+  WorkTable(Transport& transport, ControlPlane& control, Executor& executor, const Clock& clock,
+            OnEnd on_end);
   WorkTable(const WorkTable&) = delete;
   WorkTable& operator=(const WorkTable&) = delete;
 
@@ -116,9 +118,11 @@ class WorkTable {
   int step_polled();
   void end(const std::shared_ptr<Work>& work);
   void release(Work& work);
+  bool is_idle(const Work& work) { return work.idle() && executor_.is_done(work.last_operation); }
 
   Transport& transport_;
   ControlPlane& control_;
+  Executor& executor_;
   const Clock& clock_;
   const OnEnd on_end_;
   EngineCounters counters_;

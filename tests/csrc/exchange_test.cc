@@ -178,6 +178,20 @@ void test_every_kind() {
   }
 }
 
+// What calls need for themselves does not come from the room for arrays.
+void test_no_room_for_arrays() {
+  const auto windows = check::connected_windows(2, 16 << 20);
+  check::run_ranks(2, {}, {}, [&](Driver& driver) {
+    const auto& window = windows[static_cast<size_t>(driver.rank())];
+    driver.set_window(window, {0, 0});
+    std::vector<Memory> all;
+    for (size_t bytes = 8 << 20; bytes >= Window::kAlignment; bytes /= 2) {
+      while (Memory memory = window->allocate(bytes)) all.push_back(std::move(memory));
+    }
+    every_kind({driver, Ordinary::kAll}, 100'000);
+  });
+}
+
 // Works are submitted at any time and waited for in any order.
 void test_many_at_once() {
   constexpr int kSize = 4;
@@ -352,6 +366,7 @@ void test_a_rank_that_leaves() {
 
 int main() {
   test_every_kind();
+  test_no_room_for_arrays();
   test_many_at_once();
   test_several_hosts();
   test_disagreements();

@@ -108,8 +108,9 @@ void reduce_scatter(int size, const std::vector<Span>& chunks, size_t segment_by
     data.push_back(floats(rank, total / 4));
     outputs.emplace_back(chunks[rank].bytes, std::byte{7});
     parts.push_back(std::make_unique<RingReduceScatter>(
-        reinterpret_cast<const std::byte*>(data.back().data()), outputs.back().data(), chunks,
-        Reducer(DType::kFloat32, reduction, size), rank, segment_bytes));
+        network.executor(rank), reinterpret_cast<const std::byte*>(data.back().data()),
+        outputs.back().data(), chunks, Reducer(DType::kFloat32, reduction, size), rank,
+        segment_bytes));
   }
   CHECK(network.run(parts));
   CHECK(network.most_receives <= kReceives && network.most_sends <= kSends);
@@ -182,8 +183,9 @@ void doubling_in_segments(std::vector<Bytes> data, DType dtype, Reduction reduct
   Network network(size, seed);
   Parts parts;
   for (int rank = 0; rank < size; ++rank) {
-    parts.push_back(std::make_unique<RecursiveDoubling>(data[rank].data(), data[rank].size(),
-                                                        reducer, rank, size, segment_bytes));
+    parts.push_back(std::make_unique<RecursiveDoubling>(network.executor(rank), data[rank].data(),
+                                                        data[rank].size(), reducer, rank, size,
+                                                        segment_bytes));
   }
   CHECK(network.run(parts));
   const auto in_segments = (expected.size() + segment_bytes - 1) / segment_bytes;
@@ -269,8 +271,8 @@ void alltoall(int size, int64_t scale, size_t segment_bytes, uint64_t seed) {
       traffic[from].messages += 1 + segments(send_bytes.back(), segment_bytes);
       traffic[from].bytes += 8 + send_bytes.back();
     }
-    parts.push_back(
-        std::make_unique<Alltoall>(input.data(), send_bytes, from, size, segment_bytes));
+    parts.push_back(std::make_unique<Alltoall>(network.executor(from), input.data(), send_bytes,
+                                               from, size, segment_bytes));
   }
   const std::vector<Bytes> before = inputs;
   CHECK(network.run(parts));
@@ -300,11 +302,12 @@ void gather_and_scatter(int size, int root, int64_t scale, size_t segment_bytes,
   Parts gathers;
   Parts scatters;
   for (int rank = 0; rank < size; ++rank) {
-    gathers.push_back(std::make_unique<Gather>(blocks[rank].data(), blocks[rank].size(), root, rank,
-                                               size, segment_bytes));
-    scatters.push_back(std::make_unique<Scatter>(rank == root ? all.data() : nullptr,
-                                                 rank == root ? lengths : std::vector<int64_t>{},
-                                                 root, rank, size, segment_bytes));
+    gathers.push_back(std::make_unique<Gather>(up.executor(rank), blocks[rank].data(),
+                                               blocks[rank].size(), root, rank, size,
+                                               segment_bytes));
+    scatters.push_back(std::make_unique<Scatter>(
+        down.executor(rank), rank == root ? all.data() : nullptr,
+        rank == root ? lengths : std::vector<int64_t>{}, root, rank, size, segment_bytes));
   }
   CHECK(up.run(gathers) && down.run(scatters));
   Network::Traffic from_root;
@@ -355,8 +358,8 @@ void in_order(int size, int64_t scale, size_t segment_bytes, uint64_t seed) {
     const int place = static_cast<int>(std::find(order.begin(), order.end(), rank) - order.begin());
     parts.push_back(std::make_unique<InOrder>(
         order, rank,
-        std::make_unique<Allgather>(blocks[rank].data(), blocks[rank].size(), order, place,
-                                    segment_bytes, few_bytes)));
+        std::make_unique<Allgather>(network.executor(rank), blocks[rank].data(),
+                                    blocks[rank].size(), order, place, segment_bytes, few_bytes)));
   }
   CHECK(network.run(parts));
   const bool has_rounds = all.size() <= few_bytes;
@@ -381,7 +384,8 @@ void rounds(int size, int64_t scale, uint64_t seed) {
   Network network(size, seed);
   Parts parts;
   for (int rank = 0; rank < size; ++rank) {
-    parts.push_back(std::make_unique<Bruck>(lengths, rank, blocks[rank].data()));
+    parts.push_back(
+        std::make_unique<Bruck>(network.executor(rank), lengths, rank, blocks[rank].data()));
   }
   CHECK(network.run(parts));
   int64_t sent = 0;
@@ -467,13 +471,13 @@ void disagreements(int size, uint64_t seed) {
         const int root = rank == wrong ? 1 : 0;
         std::unique_ptr<Collective>& part = parts.emplace_back();
         if (kind == kReduceScatter) {
-          part = std::make_unique<RingReduceScatter>(input, outputs[rank].data(), chunks, reducer,
-                                                     rank, 16);
+          part = std::make_unique<RingReduceScatter>(
+              network.executor(rank), input, outputs[rank].data(), chunks, reducer, rank, 16);
         } else if (kind == kDoubling) {
-          part = std::make_unique<RecursiveDoubling>(outputs[rank].data(), 64, reducer, rank, size,
-                                                     1024);
+          part = std::make_unique<RecursiveDoubling>(network.executor(rank), outputs[rank].data(),
+                                                     64, reducer, rank, size, 1024);
         } else if (kind == kAlltoall) {
-          part = std::make_unique<Alltoall>(input, even, rank, size, 16);
+          part = std::make_unique<Alltoall>(network.executor(rank), input, even, rank, size, 16);
         } else if (kind == kBroadcast) {
           part = std::make_unique<Broadcast>(outputs[rank].data(), 64, 0, rank, size, 16);
         } else if (kind == kBroadcastInOrder) {
@@ -482,16 +486,18 @@ void disagreements(int size, uint64_t seed) {
               std::make_unique<Broadcast>(outputs[rank].data(), 64, 0, place, size, 16));
         } else if (kind == kAllgatherInOrder) {
           part = std::make_unique<InOrder>(
-              order, rank, std::make_unique<Allgather>(input, 64, order, place, 16, 0));
+              order, rank,
+              std::make_unique<Allgather>(network.executor(rank), input, 64, order, place, 16, 0));
         } else if (kind == kRounds) {
-          part =
-              std::make_unique<Bruck>(std::vector<size_t>(even.begin(), even.end()), rank, input);
+          part = std::make_unique<Bruck>(
+              network.executor(rank), std::vector<size_t>(even.begin(), even.end()), rank, input);
         } else if (kind == kTreeBroadcast) {
           part = std::make_unique<TreeBroadcast>(outputs[rank].data(), 64, 0, rank, size, 16);
         } else if (kind == kGather) {
-          part = std::make_unique<Gather>(input, 64, root, rank, size, 16);
+          part = std::make_unique<Gather>(network.executor(rank), input, 64, root, rank, size, 16);
         } else {
-          part = std::make_unique<Scatter>(input, even, root, rank, size, 16);
+          part =
+              std::make_unique<Scatter>(network.executor(rank), input, even, root, rank, size, 16);
         }
       }
       CHECK(!network.run(parts));

@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "collective/collective.h"
+#include "pretended_device.h"
 
 /// Ranks as objects of one thread: a Channel per rank, and a scheduler that moves one message or
 /// steps one rank at a time, in an order drawn from a seed.
@@ -16,7 +17,7 @@ namespace ringdl::check {
 /// Checks what Channel's contract asks of a collective: both ends name the same sizes; what was
 /// handed over is not touched, and not handed over twice, before it has ended.
 ///
-/// Like the engine, it steps a rank again only after one of its messages has ended. Sends may end
+/// It steps a rank again only after one of its messages or operations has ended. Sends may end
 /// before they are received, or only then; which, the seed decides. Nothing is taken from an edge
 /// whose two ends do not have the same header.
 class Network {
@@ -25,10 +26,22 @@ class Network {
       : headers(static_cast<size_t>(size), 0),
         traffic(static_cast<size_t>(size)),
         size_(size),
+        seed_(seed),
         random_(seed),
         eager_(static_cast<Eager>(seed % 3)),
         edges_(static_cast<size_t>(size * size)) {
-    for (int rank = 0; rank < size; ++rank) channels_.push_back(std::make_unique<End>(*this, rank));
+    for (int rank = 0; rank < size; ++rank) {
+      channels_.push_back(std::make_unique<End>(*this, rank));
+      devices_.push_back(std::make_unique<PretendedDevice>(seed));
+      devices_.back()->polls_itself = false;
+    }
+  }
+
+  /// What a rank copies and reduces by: with every other seed a device, on which that happens
+  /// later.
+  Executor& executor(int rank) {
+    if (seed_ % 2 == 0) return cpu_executor();
+    return *devices_[static_cast<size_t>(rank)];
   }
 
   struct Traffic {
@@ -59,6 +72,7 @@ class Network {
         done[rank] = true;
         finished.push_back(rank);
         demand(open_messages(rank) == 0, "a rank was done before its messages had ended");
+        demand(devices_[rank]->is_idle(), "a rank was done before its operations were");
       } else {
         happen(events[random_() % events.size()]);
       }
@@ -97,7 +111,7 @@ class Network {
     int from;
     int to;
     size_t number;
-    bool arrives;  // else the send ends
+    bool arrives;  // else the send ends; or, if it is from no rank, `to` carries something out
   };
 
   class End final : public Channel {
@@ -192,6 +206,9 @@ class Network {
 
   std::vector<Event> possible_events() {
     std::vector<Event> events;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!devices_[rank]->is_idle()) events.push_back({-1, rank, 0, false});
+    }
     for (int from = 0; from < size_; ++from) {
       for (int to = 0; to < size_; ++to) {
         Edge& way = edge(from, to);
@@ -210,6 +227,11 @@ class Network {
   }
 
   void happen(const Event& event) {
+    if (event.from < 0) {
+      devices_[event.to]->carry_out_next();
+      touched_[event.to] = true;
+      return;
+    }
     Edge& way = edge(event.from, event.to);
     if (event.arrives) {
       arrive(way, way.messages[event.number]);
@@ -255,11 +277,13 @@ class Network {
   }
 
   int size_;
+  const uint64_t seed_;
   std::mt19937_64 random_;
   Eager eager_;
   std::vector<Edge> edges_;
   std::vector<bool> touched_;
   std::vector<std::unique_ptr<End>> channels_;
+  std::vector<std::unique_ptr<PretendedDevice>> devices_;
 };
 
 }  // namespace ringdl::check

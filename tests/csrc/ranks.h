@@ -12,21 +12,23 @@
 #include "engine/backoff.h"
 #include "engine/driver.h"
 #include "engine/gradient_buckets.h"
+#include "pretended_device.h"
 #include "sockets.h"
 #include "transport/loopback/loopback.h"
+#include "transport/shm/segment_window.h"
 
 namespace ringdl::check {
 
 /// Windows for the ranks of one process, each of which reaches those of its host; null where no
 /// other rank is.
-inline std::vector<std::shared_ptr<Window>> connected_windows(const std::vector<int>& hosts,
-                                                              size_t bytes) {
+inline std::vector<std::shared_ptr<SegmentWindow>> connected_windows(const std::vector<int>& hosts,
+                                                                     size_t bytes) {
   const int size = static_cast<int>(hosts.size());
-  std::vector<std::shared_ptr<Window>> windows;
+  std::vector<std::shared_ptr<SegmentWindow>> windows;
   for (int rank = 0; rank < size; ++rank) {
     const auto local = std::ranges::count(hosts, hosts[static_cast<size_t>(rank)]);
     const bool is_alone = size > 1 && local == 1;
-    windows.push_back(is_alone ? nullptr : std::make_shared<Window>(rank, size, bytes));
+    windows.push_back(is_alone ? nullptr : std::make_shared<SegmentWindow>(rank, size, bytes));
   }
   for (size_t a = 0; a < hosts.size(); ++a) {
     for (size_t b = 0; b < hosts.size(); ++b) {
@@ -38,7 +40,7 @@ inline std::vector<std::shared_ptr<Window>> connected_windows(const std::vector<
 }
 
 /// The same with all ranks on one host.
-inline std::vector<std::shared_ptr<Window>> connected_windows(int size, size_t bytes) {
+inline std::vector<std::shared_ptr<SegmentWindow>> connected_windows(int size, size_t bytes) {
   return connected_windows(std::vector<int>(static_cast<size_t>(size), 0), bytes);
 }
 
@@ -68,15 +70,19 @@ inline std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Drive
 using DriverBody = std::function<void(const std::shared_ptr<Driver>&)>;
 using TransportWrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
+inline bool is_set(const char* variable, const char* value) {
+  const char* const wanted = std::getenv(variable);
+  return wanted != nullptr && std::string(wanted) == value;
+}
+
 /// Messages through memory, or through sockets where RINGDL_TEST_TRANSPORT=tcp, whatever the
 /// options.
 inline std::vector<std::unique_ptr<Transport>> make_transports(int size, LoopbackOptions options) {
-  const char* const wanted = std::getenv("RINGDL_TEST_TRANSPORT");
-  const bool is_tcp = wanted != nullptr && std::string(wanted) == "tcp";
-  return is_tcp ? make_tcp(size) : make_loopback(size, options);
+  return is_set("RINGDL_TEST_TRANSPORT", "tcp") ? make_tcp(size) : make_loopback(size, options);
 }
 
-/// Runs `body` on `size` ranks, each a thread with an engine of its own, and shuts them down.
+/// Runs `body` on `size` ranks, each a thread with an engine of its own, and shuts them down. Where
+/// RINGDL_TEST_EXECUTOR=device, all that they copy and reduce happens later.
 /// An exception on one rank is a failed check.
 /// @param wrap  if given, puts something between each rank's engine and its transport
 inline void run_drivers(int size, EngineOptions options, LoopbackOptions loopback,
@@ -87,7 +93,10 @@ inline void run_drivers(int size, EngineOptions options, LoopbackOptions loopbac
     threads.emplace_back([&, rank] {
       std::unique_ptr<Transport> transport = std::move(transports[static_cast<size_t>(rank)]);
       if (wrap) transport = wrap(std::move(transport));
-      const std::shared_ptr<Driver> driver = make_driver(std::move(transport), options);
+      PretendedDevice device(static_cast<uint64_t>(rank));
+      EngineOptions own = options;
+      if (is_set("RINGDL_TEST_EXECUTOR", "device")) own.executor = &device;
+      const std::shared_ptr<Driver> driver = make_driver(std::move(transport), own);
       const auto attempt = [&](const std::function<void()>& act) {
         try {
           act();

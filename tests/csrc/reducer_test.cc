@@ -1,6 +1,6 @@
 // What a collective combines payload with: the engine's kernels, or the user's own.
 
-#include "collective/reducer.h"
+#include "reduce/reducer.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>

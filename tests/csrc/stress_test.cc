@@ -344,7 +344,7 @@ int main(int argc, char** argv) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
     check::in_child("seed " + std::to_string(seed), 40, [seed] {
       const Program program = random_program(seed);
-      std::vector<std::shared_ptr<Window>> windows(static_cast<size_t>(program.size));
+      std::vector<std::shared_ptr<SegmentWindow>> windows(static_cast<size_t>(program.size));
       if (program.shares_memory) windows = check::connected_windows(program.size, 64 << 20);
       check::run_drivers(program.size, program.options, program.loopback,
                          [&](const std::shared_ptr<Driver>& driver) {

@@ -1,7 +1,5 @@
 // Memory that ranks of one host share: who has which part, and other processes.
 
-#include "transport/shm/window.h"
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -27,7 +25,8 @@
 #include "base/error.h"
 #include "check.h"
 #include "ranks.h"
-#include "transport/shm/store_trial.h"
+#include "transport/shm/segment_window.h"
+#include "transport/store_trial.h"
 
 using namespace ringdl;
 
@@ -102,7 +101,7 @@ void test_heap() {
 void test_memory_is_given_back() {
   constexpr size_t kBytes = 40 << 20;
   const auto windows = check::connected_windows(2, 64 << 20);
-  Window& window = *windows[0];
+  SegmentWindow& window = *windows[0];
   CHECK(!window.offset_of(&window, 1).has_value());
   std::shared_ptr<std::byte> array = window.allocate(kBytes);
   CHECK_EQ(reinterpret_cast<uintptr_t>(array.get()) % 64, 0u);
@@ -127,7 +126,7 @@ void test_memory_is_given_back() {
 // For the next of their sizes, up to a bound, and no longer than there is room without them.
 void test_arrays_are_kept_for_the_next() {
   const auto windows = check::connected_windows(1, 64 << 20);
-  Window& window = *windows[0];
+  SegmentWindow& window = *windows[0];
   std::map<size_t, uint64_t> offsets;
   for (const size_t mib : {20, 9, 8, 6}) {  // more than is kept: the first goes
     const auto array = window.allocate(mib << 20);
@@ -146,7 +145,7 @@ void test_arrays_are_kept_for_the_next() {
 // Buckets and arrays made anew again and again, of other sizes, take no more memory in the end.
 void test_freed_memory_is_used_again() {
   const auto windows = check::connected_windows(1, 256 << 20);
-  Window& window = *windows[0];
+  SegmentWindow& window = *windows[0];
   std::mt19937_64 random(3);
   std::vector<std::shared_ptr<std::byte>> held(20);
   uint64_t highest = 0;
@@ -161,7 +160,7 @@ void test_freed_memory_is_used_again() {
 }
 
 // Of pages.
-int64_t bytes_there(const Window& window) {
+int64_t bytes_there(const SegmentWindow& window) {
   struct stat status{};
   CHECK_EQ(fstat(static_cast<int>(window.address().descriptor), &status), 0);
   return status.st_blocks * 512;
@@ -171,7 +170,7 @@ int64_t bytes_there(const Window& window) {
 // before, also if several are in flight, and arrays come and go beside them.
 void test_stages_are_kept() {
   const auto windows = check::connected_windows(1, 512 << 20);
-  Window& window = *windows[0];
+  SegmentWindow& window = *windows[0];
   const auto array = window.allocate(100 << 20);
   const auto round = [&] {
     for (const size_t bytes : {512 << 10, 2 << 20, 6 << 20, 300 << 10, 100, 16 << 20}) {
@@ -198,7 +197,7 @@ void test_stages_are_kept() {
 // Arrays leave room for stages; stages may take what arrays have left.
 void test_arrays_leave_room_for_stages() {
   const auto windows = check::connected_windows(1, 8 << 20);
-  Window& window = *windows[0];
+  SegmentWindow& window = *windows[0];
   std::vector<std::shared_ptr<std::byte>> arrays;
   while (auto array = window.allocate(1 << 20)) arrays.push_back(array);
   CHECK_EQ(arrays.size(), 5u);
@@ -215,7 +214,7 @@ void test_arrays_leave_room_for_stages() {
 // Where the system promises no more than it has, a page that cannot be had would end the process
 // once it is touched: it is asked for before.
 void test_pages_are_asked_for_before() {
-  Window window(0, 1, 8 << 20, true);
+  SegmentWindow window(0, 1, 8 << 20, true);
   const int64_t before = bytes_there(window);
   const auto array = window.allocate(1 << 20);
   const auto stage = window.allocate_stage(1 << 20);
@@ -297,7 +296,7 @@ void test_processes_that_have_ended() {
   const pid_t child = fork();
   if (child == 0) {
     close(to_child[1]);
-    Window theirs(1, 2, 1 << 20);
+    SegmentWindow theirs(1, 2, 1 << 20);
     const Segment::Address address = theirs.address();
     char byte = 0;
     const bool is_told = write(to_parent[1], &address, sizeof(address)) == sizeof(address);
@@ -305,7 +304,7 @@ void test_processes_that_have_ended() {
   }
   Segment::Address address{};
   CHECK(read(to_parent[0], &address, sizeof(address)) == sizeof(address));
-  Window window(0, 2, 1 << 20);
+  SegmentWindow window(0, 2, 1 << 20);
   CHECK(window.reach(0, window.address()) && window.reach(1, address));
   CHECK(!window.has_ended(0) && !window.has_ended(1));
   close(to_child[1]);

@@ -47,6 +47,13 @@ def test_groups_of_collectives_point_down() -> None:
         assert set(included) <= allowed, path
 
 
+def test_collectives_leave_payload_to_the_executor() -> None:
+    """It may be a device's, and answer later: see csrc/reduce/executor.h."""
+    operations = r"copy_bytes\(|stream_\w+\(|codec_?\.(un)?pack\(|reducer_?\.(combine|finish)\("
+    for path in (ROOT / "csrc" / "collective").rglob("*.*"):
+        assert not re.search(operations, path.read_text()), path
+
+
 def test_engine_waits_for_nothing() -> None:
     """It is polled: the lock, the threads and the clock that waits go by belong to the driver."""
     around = {"driver", "waits", "background", "backoff"}

@@ -28,9 +28,10 @@ std::vector<size_t> begins_of(const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
-Alltoall::Alltoall(const std::byte* data, std::vector<int64_t> send_bytes, int rank, int size,
-                   size_t segment_bytes)
-    : data_(data),
+Alltoall::Alltoall(Executor& executor, const std::byte* data, std::vector<int64_t> send_bytes,
+                   int rank, int size, size_t segment_bytes)
+    : executor_(executor),
+      data_(data),
       send_bytes_(std::move(send_bytes)),
       rank_(rank),
       size_(size),
@@ -57,9 +58,8 @@ void Alltoall::begin_blocks() {
   const std::vector<size_t> targets = begins_of(result_.lengths);
   const auto own = static_cast<size_t>(rank_);
   result_.data = Buffer(targets.back());
-  const auto own_bytes = static_cast<size_t>(result_.lengths[own]);
-  if (own_bytes > 0)
-    std::memcpy(result_.data.data() + targets[own], data_ + sources[own], own_bytes);
+  copied_ = executor_.copy(result_.data.data() + targets[own], data_ + sources[own],
+                           static_cast<size_t>(result_.lengths[own]));
   for (int s = 1; s < size_; ++s) {
     const int to = (rank_ + s) % size_;
     const int from = (rank_ - s + size_) % size_;
@@ -78,7 +78,7 @@ bool Alltoall::step(Channel& channel) {
     begin_blocks();
   }
   const bool arrived = advance(incoming_, in_, channel);
-  return advance(outgoing_, out_, channel) && arrived;
+  return advance(outgoing_, out_, channel) && arrived && executor_.is_done(copied_);
 }
 
 std::string Alltoall::describe() const {

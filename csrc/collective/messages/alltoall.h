@@ -4,6 +4,7 @@
 
 #include "collective/block.h"
 #include "collective/collective.h"
+#include "reduce/executor.h"
 
 namespace ringdl {
 
@@ -18,8 +19,8 @@ class Alltoall final : public Collective {
  public:
   /// @param data        the blocks for rank 0, 1, ... one after the other; the caller's, only read
   /// @param send_bytes  the length of the block for each rank, not negative; any on each rank
-  Alltoall(const std::byte* data, std::vector<int64_t> send_bytes, int rank, int size,
-           size_t segment_bytes);
+  Alltoall(Executor& executor, const std::byte* data, std::vector<int64_t> send_bytes, int rank,
+           int size, size_t segment_bytes);
 
   bool step(Channel& channel) override;
   std::string describe() const override;
@@ -31,6 +32,7 @@ class Alltoall final : public Collective {
   bool exchange_lengths(Channel& channel);
   void begin_blocks();
 
+  Executor& executor_;
   const std::byte* data_;
   std::vector<int64_t> send_bytes_;
   int rank_;
@@ -40,7 +42,8 @@ class Alltoall final : public Collective {
   int heard_ = 0;  // lengths that are here, in the order of the steps
   bool blocks_begun_ = false;
   Gathered result_;
-  std::vector<OutgoingBlock> outgoing_;  // in the order of the steps
+  Executor::Ticket copied_ = Executor::kDone;  // the own block
+  std::vector<OutgoingBlock> outgoing_;        // in the order of the steps
   std::vector<IncomingBlock> incoming_;
   size_t out_ = 0;  // the first so many have left
   size_t in_ = 0;   // the first so many have arrived

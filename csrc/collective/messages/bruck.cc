@@ -7,19 +7,23 @@
 
 namespace ringdl {
 
-Bruck::Bruck(const std::vector<size_t>& lengths, int rank, const void* own)
-    : rank_(rank), size_(static_cast<int>(lengths.size())), begins_(lengths.size() + 1, 0) {
+Bruck::Bruck(Executor& executor, const std::vector<size_t>& lengths, int rank, const void* own)
+    : executor_(executor),
+      rank_(rank),
+      size_(static_cast<int>(lengths.size())),
+      begins_(lengths.size() + 1, 0) {
   for (int i = 0; i < size_; ++i) {
     const auto at = static_cast<size_t>(i);
     begins_[at + 1] = begins_[at] + lengths[static_cast<size_t>((rank - i + size_) % size_)];
   }
   blocks_.resize(begins_.back());
-  if (begins_[1] > 0) std::memcpy(blocks_.data(), own, begins_[1]);
+  copied_ = executor_.copy(blocks_.data(), static_cast<const std::byte*>(own), begins_[1]);
 }
 
 // What is sent in a round lies at the beginning, and what comes goes behind what is here: both
 // count the blocks from their own one backwards.
 bool Bruck::step(Channel& channel) {
+  if (!executor_.is_done(copied_)) return false;
   bool all_sent = true;
   for (OutgoingBlock& block : outgoing_) all_sent &= block.step(channel);
   while (here_ < size_) {

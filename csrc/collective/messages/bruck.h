@@ -6,6 +6,7 @@
 
 #include "collective/block.h"
 #include "collective/collective.h"
+#include "reduce/executor.h"
 
 namespace ringdl {
 
@@ -22,7 +23,7 @@ class Bruck final : public Collective {
  public:
   /// @param lengths  of the blocks in bytes, by rank; the same on all ranks
   /// @param own      this rank's block, which is copied
-  Bruck(const std::vector<size_t>& lengths, int rank, const void* own);
+  Bruck(Executor& executor, const std::vector<size_t>& lengths, int rank, const void* own);
 
   /// True once all blocks are here and nothing is being sent. May be called after that.
   bool step(Channel& channel) override;
@@ -38,10 +39,12 @@ class Bruck final : public Collective {
   }
 
  private:
+  Executor& executor_;
   const int rank_;
   const int size_;
   std::vector<size_t> begins_;  // of the blocks of this rank, the one before, and so on; the end
   std::vector<std::byte> blocks_;
+  Executor::Ticket copied_;  // the own one
   int here_ = 1;
   size_t rounds_ = 0;                    // that are complete
   std::vector<OutgoingBlock> outgoing_;  // by round

@@ -4,9 +4,10 @@
 
 namespace ringdl {
 
-Gather::Gather(const std::byte* block, size_t bytes, int root, int rank, int size,
-               size_t segment_bytes)
-    : block_(block),
+Gather::Gather(Executor& executor, const std::byte* block, size_t bytes, int root, int rank,
+               int size, size_t segment_bytes)
+    : executor_(executor),
+      block_(block),
       bytes_(static_cast<int64_t>(bytes)),
       root_(root),
       rank_(rank),
@@ -48,8 +49,8 @@ void Gather::ask(Channel& channel) {
     if (rank != root_) {
       channel.send(rank, nullptr, 0);
       incoming_.emplace_back(rank, 1, place, length, segment_bytes_);
-    } else if (length > 0) {
-      std::memcpy(place, block_, length);
+    } else {
+      copied_ = executor_.copy(place, block_, length);
     }
     place += length;
   }
@@ -58,7 +59,7 @@ void Gather::ask(Channel& channel) {
 bool Gather::collect(Channel& channel) {
   std::erase_if(incoming_, [&](IncomingBlock& block) { return block.step(channel); });
   while (asks_left_ < size_ - 1 && channel.sent(other(asks_left_)) > 0) ++asks_left_;
-  return incoming_.empty() && asks_left_ == size_ - 1;
+  return incoming_.empty() && asks_left_ == size_ - 1 && executor_.is_done(copied_);
 }
 
 bool Gather::step(Channel& channel) {

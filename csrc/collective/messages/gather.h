@@ -4,6 +4,7 @@
 
 #include "collective/block.h"
 #include "collective/collective.h"
+#include "reduce/executor.h"
 
 namespace ringdl {
 
@@ -18,7 +19,8 @@ namespace ringdl {
 class Gather final : public Collective {
  public:
   /// @param block  this rank's `bytes` bytes; the caller's, only read
-  Gather(const std::byte* block, size_t bytes, int root, int rank, int size, size_t segment_bytes);
+  Gather(Executor& executor, const std::byte* block, size_t bytes, int root, int rank, int size,
+         size_t segment_bytes);
 
   bool step(Channel& channel) override;
   std::string describe() const override;
@@ -34,6 +36,7 @@ class Gather final : public Collective {
   void ask(Channel& channel);
   bool collect(Channel& channel);
 
+  Executor& executor_;
   const std::byte* block_;
   int64_t bytes_;
   int root_;
@@ -45,8 +48,9 @@ class Gather final : public Collective {
   Gathered result_;
   int heard_ = 0;  // other ranks whose length is here, the first so many
   bool asked_ = false;
-  int asks_left_ = 0;                    // asks that have left, the first so many
-  std::vector<IncomingBlock> incoming_;  // those that are not here yet
+  Executor::Ticket copied_ = Executor::kDone;  // the root's own block
+  int asks_left_ = 0;                          // asks that have left, the first so many
+  std::vector<IncomingBlock> incoming_;        // those that are not here yet
 };
 
 }  // namespace ringdl

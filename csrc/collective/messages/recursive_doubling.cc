@@ -17,9 +17,10 @@ namespace ringdl {
 // array that it has, once that has left; the higher one into the slot that it has received, which
 // becomes what it has.
 
-RecursiveDoubling::RecursiveDoubling(std::byte* data, size_t bytes, Reducer reducer, int rank,
-                                     int size, size_t segment_bytes)
-    : data_(data),
+RecursiveDoubling::RecursiveDoubling(Executor& executor, std::byte* data, size_t bytes,
+                                     Reducer reducer, int rank, int size, size_t segment_bytes)
+    : executor_(executor),
+      data_(data),
       bytes_(bytes),
       reducer_(reducer),
       rank_(rank),
@@ -83,6 +84,7 @@ bool RecursiveDoubling::hand_in(Channel& channel) {
 
 bool RecursiveDoubling::exchange(Channel& channel) {
   while (round_ < partners_.size()) {
+    if (!executor_.is_done(combined_)) return false;
     const int partner = partners_[round_];
     const bool handed_in = hands_out_ && round_ == 0;
     if (!handed_in) send_more(channel, partner, current_);
@@ -94,15 +96,12 @@ bool RecursiveDoubling::exchange(Channel& channel) {
     std::byte* const left = partner < rank_ ? theirs : current_;
     const std::byte* const right = partner < rank_ ? current_ : theirs;
     ++round_;
-    if (round_ == partners_.size()) {
-      reducer_.finish(left, right, bytes_);
-    } else {
-      reducer_.combine(left, right, bytes_);
-    }
+    combined_ = round_ == partners_.size() ? executor_.finish(reducer_, left, right, bytes_)
+                                           : executor_.combine(reducer_, left, right, bytes_);
     current_ = left;
     launched_ = 0;
   }
-  return true;
+  return executor_.is_done(combined_);
 }
 
 bool RecursiveDoubling::hand_out(Channel& channel) {
@@ -110,8 +109,11 @@ bool RecursiveDoubling::hand_out(Channel& channel) {
   for (const int partner : partners_) {
     if (!has_sent(channel, partner)) return false;
   }
-  if (current_ != data_ && bytes_ > 0) std::memcpy(data_, current_, bytes_);
-  return true;
+  if (current_ != data_ && !copies_) {
+    copies_ = true;
+    combined_ = executor_.copy(data_, current_, bytes_);
+  }
+  return executor_.is_done(combined_);
 }
 
 bool RecursiveDoubling::step(Channel& channel) {
@@ -148,8 +150,8 @@ constinit const AllreduceAlgorithm kDoublingAlgorithm = {
     .inside = {12e-6, 0.4e-9},
     .between = {30e-6, 8e-9},
     .make = [](const AllreduceArguments& its) -> std::unique_ptr<Collective> {
-      return std::make_unique<RecursiveDoubling>(its.data, its.bytes, its.reducer, its.rank,
-                                                 its.size,
+      return std::make_unique<RecursiveDoubling>(its.executor, its.data, its.bytes, its.reducer,
+                                                 its.rank, its.size,
                                                  std::max(kOneMessageBytes, its.segment_bytes));
     }};
 

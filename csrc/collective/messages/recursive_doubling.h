@@ -5,7 +5,7 @@
 #include "base/buffer.h"
 #include "collective/algorithm.h"
 #include "collective/collective.h"
-#include "collective/reducer.h"
+#include "reduce/executor.h"
 
 namespace ringdl {
 
@@ -28,8 +28,8 @@ class RecursiveDoubling final : public Collective {
  public:
   /// @param data  `bytes` bytes, this rank's contribution and then the result; the caller's
   /// @param segment_bytes  of one message at most; the same on all ranks
-  RecursiveDoubling(std::byte* data, size_t bytes, Reducer reducer, int rank, int size,
-                    size_t segment_bytes);
+  RecursiveDoubling(Executor& executor, std::byte* data, size_t bytes, Reducer reducer, int rank,
+                    int size, size_t segment_bytes);
 
   /// Segments that may be on their way to or from a partner at once, as in RingAllreduce.
   static constexpr int64_t kDepth = 4;
@@ -51,6 +51,7 @@ class RecursiveDoubling final : public Collective {
   }
   std::byte* slot(size_t round) { return scratch_.data() + round * slot_bytes_; }
 
+  Executor& executor_;
   std::byte* data_;
   size_t bytes_;
   Reducer reducer_;
@@ -65,10 +66,12 @@ class RecursiveDoubling final : public Collective {
   Buffer scratch_;
   std::byte* current_;  // what this rank has: `data_`, or the slot of the round that made it
   bool prepared_ = false;
-  int64_t launched_ = 0;         // sends of this round
-  std::vector<int64_t> posted_;  // receives, by round
-  int64_t collected_ = 0;        // receives of what is handed out to it
-  size_t round_ = 0;             // the first so many partners' parts are in
+  int64_t launched_ = 0;                         // sends of this round
+  std::vector<int64_t> posted_;                  // receives, by round
+  int64_t collected_ = 0;                        // receives of what is handed out to it
+  size_t round_ = 0;                             // the first so many partners' parts are in,
+  Executor::Ticket combined_ = Executor::kDone;  // once this is
+  bool copies_ = false;
 };
 
 extern const AllreduceAlgorithm kDoublingAlgorithm;

@@ -17,14 +17,17 @@ namespace ringdl {
 // that was sent from there, K(P-1) messages before, has left. With a codec all go into slots, and
 // what is sent is packed into one of 2 kDepth others.
 
-RingAllreduce::RingAllreduce(std::byte* data, size_t bytes, Reducer reducer, int rank, int size,
-                             size_t segment_bytes, Codec codec)
-    : data_(data),
+RingAllreduce::RingAllreduce(Executor& executor, std::byte* data, size_t bytes, Reducer reducer,
+                             int rank, int size, size_t segment_bytes, Codec codec)
+    : executor_(executor),
+      data_(data),
       reducer_(reducer),
       rank_(rank),
       size_(size),
       partition_(bytes, size, segment_bytes),
       messages_(2 * static_cast<int64_t>(size - 1) * partition_.segments()),
+      takes_(executor),
+      packs_(executor),
       codec_(codec),
       slot_bytes_(codec.wire_bytes(partition_.segment_bytes())),
       scratch_(slot_bytes_ * static_cast<size_t>(
@@ -74,56 +77,62 @@ bool RingAllreduce::post_receives(Channel& channel) {
 
 bool RingAllreduce::take_received(Channel& channel) {
   const int64_t received = channel.received((rank_ + size_ - 1) % size_);
-  const bool moved = taken_ < received;
-  while (taken_ < received) {
-    take(taken_);
-    ++taken_;
+  const int64_t taken_before = std::exchange(taken_, takes_.done());
+  bool moved = taken_ > taken_before;
+  while (takes_.asked() < received) {
+    takes_.add(take(takes_.asked()));
+    taken_ = takes_.done();
     post_sends(channel);
     post_receives(channel);
+    moved = true;
   }
   return moved;
 }
 
-void RingAllreduce::take(int64_t message) {
+Executor::Ticket RingAllreduce::take(int64_t message) {
   const Span span = received_span(message);
   std::byte* const into = data_ + span.begin;
   const std::byte* from = slot(message);
   if (!reduces(message)) {
-    if (codec_.shrinks()) codec_.unpack(into, from, span.bytes);
-    return;
+    return codec_.shrinks() ? executor_.unpack(codec_, into, from, span.bytes) : Executor::kDone;
   }
   if (codec_.shrinks()) {
-    codec_.unpack(unpacked_.data(), from, span.bytes);
+    executor_.unpack(codec_, unpacked_.data(), from, span.bytes);
     from = unpacked_.data();
   }
   const bool is_last = message + partition_.segments() >= messages_ / 2;
-  if (!is_last) {
-    reducer_.combine(into, from, span.bytes);
-    return;
-  }
-  reducer_.finish(into, from, span.bytes);
-  if (codec_.shrinks()) {
-    codec_.pack(unpacked_.data(), into, span.bytes);
-    codec_.unpack(into, unpacked_.data(), span.bytes);
-  }
+  if (!is_last) return executor_.combine(reducer_, into, from, span.bytes);
+  const Executor::Ticket finished = executor_.finish(reducer_, into, from, span.bytes);
+  if (!codec_.shrinks()) return finished;
+  executor_.pack(codec_, unpacked_.data(), into, span.bytes);
+  return executor_.unpack(codec_, into, unpacked_.data(), span.bytes);
 }
 
 bool RingAllreduce::post_sends(Channel& channel) {
   const int next = (rank_ + 1) % size_;
   bool moved = false;
-  while (launched_ < messages_ && launched_ < taken_ + partition_.segments() &&
-         launched_ < channel.sent(next) + 2 * kDepth) {
-    const Span span = sent_span(launched_);
-    const std::byte* from = data_ + span.begin;
-    if (codec_.shrinks()) {
-      codec_.pack(packed(launched_), from, span.bytes);
-      from = packed(launched_);
-    }
-    channel.send(next, from, codec_.wire_bytes(span.bytes));
-    ++launched_;
+  while (packs_.asked() < messages_ && packs_.asked() < taken_ + partition_.segments() &&
+         packs_.asked() < channel.sent(next) + 2 * kDepth) {
+    const int64_t message = packs_.asked();
+    const Span span = sent_span(message);
+    packs_.add(codec_.shrinks()
+                   ? executor_.pack(codec_, packed(message), data_ + span.begin, span.bytes)
+                   : Executor::kDone);
+    launch(channel);
     moved = true;
   }
-  return moved;
+  return launch(channel) || moved;
+}
+
+// What is packed, or is sent as it is.
+bool RingAllreduce::launch(Channel& channel) {
+  const int64_t before = launched_;
+  for (; launched_ < packs_.done(); ++launched_) {
+    const Span span = sent_span(launched_);
+    const std::byte* const from = codec_.shrinks() ? packed(launched_) : data_ + span.begin;
+    channel.send((rank_ + 1) % size_, from, codec_.wire_bytes(span.bytes));
+  }
+  return launched_ > before;
 }
 
 bool RingAllreduce::step(Channel& channel) {
@@ -156,8 +165,8 @@ constinit const AllreduceAlgorithm kRingAlgorithm = {
     .inside = {12e-6, 0.4e-9},
     .between = {30e-6, 8e-9},
     .make = [](const AllreduceArguments& its) -> std::unique_ptr<Collective> {
-      return std::make_unique<RingAllreduce>(its.data, its.bytes, its.reducer, its.rank, its.size,
-                                             its.segment_bytes, its.codec);
+      return std::make_unique<RingAllreduce>(its.executor, its.data, its.bytes, its.reducer,
+                                             its.rank, its.size, its.segment_bytes, its.codec);
     }};
 
 }  // namespace ringdl

@@ -2,10 +2,9 @@
 
 #include "base/buffer.h"
 #include "collective/algorithm.h"
-#include "collective/codec.h"
 #include "collective/collective.h"
+#include "collective/operations.h"
 #include "collective/partition.h"
-#include "collective/reducer.h"
 
 namespace ringdl {
 
@@ -25,8 +24,8 @@ class RingAllreduce final : public Collective {
   /// @param segment_bytes  what travels and is reduced at once; the same on all ranks
   /// @param codec  the same on all ranks. Partial sums stay as wide as elements are; the result is
   /// what the wire can carry, on its owner, too
-  RingAllreduce(std::byte* data, size_t bytes, Reducer reducer, int rank, int size,
-                size_t segment_bytes, Codec codec = {});
+  RingAllreduce(Executor& executor, std::byte* data, size_t bytes, Reducer reducer, int rank,
+                int size, size_t segment_bytes, Codec codec = {});
 
   void prepare(Channel& channel) override;
   bool step(Channel& channel) override;
@@ -42,11 +41,13 @@ class RingAllreduce final : public Collective {
   std::byte* packed(int64_t message) {  // of a sent one
     return packed_.data() + static_cast<size_t>(message % (2 * kDepth)) * slot_bytes_;
   }
-  void take(int64_t message);
+  Executor::Ticket take(int64_t message);
   bool post_receives(Channel& channel);
   bool take_received(Channel& channel);
   bool post_sends(Channel& channel);
+  bool launch(Channel& channel);
 
+  Executor& executor_;
   std::byte* data_;
   Reducer reducer_;
   int rank_;
@@ -54,7 +55,9 @@ class RingAllreduce final : public Collective {
   Partition partition_;
   int64_t messages_;      // that this rank sends, and receives
   int64_t posted_ = 0;    // receives
-  int64_t taken_ = 0;     // received messages that are in `data_`
+  int64_t taken_ = 0;     // received messages that are in `data_`, the first so many
+  Operations takes_;      // that put them there
+  Operations packs_;      // of what is sent
   int64_t launched_ = 0;  // sends
   Codec codec_;
   size_t slot_bytes_;

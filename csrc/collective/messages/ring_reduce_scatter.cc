@@ -24,15 +24,17 @@ size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
 // m-S+G. So to send, to receive and to add message m only waits for messages with lower numbers,
 // here and at the neighbours, and none waits forever.
 
-RingReduceScatter::RingReduceScatter(const std::byte* data, std::byte* output,
+RingReduceScatter::RingReduceScatter(Executor& executor, const std::byte* data, std::byte* output,
                                      std::vector<Span> chunks, Reducer reducer, int rank,
                                      size_t segment_bytes)
-    : data_(data),
+    : executor_(executor),
+      data_(data),
       output_(output),
       chunks_(std::move(chunks)),
       reducer_(reducer),
       rank_(rank),
-      size_(static_cast<int>(chunks_.size())) {
+      size_(static_cast<int>(chunks_.size())),
+      takes_(executor) {
   size_t longest = 1;
   for (const Span& chunk : chunks_) longest = std::max(longest, chunk.bytes);
   const size_t wanted = divide_up(longest, segment_bytes);
@@ -91,25 +93,28 @@ bool RingReduceScatter::post_sends(Channel& channel) {
 
 bool RingReduceScatter::take_received(Channel& channel) {
   const int64_t received = channel.received((rank_ + size_ - 1) % size_);
-  const bool moved = taken_ < received;
-  while (taken_ < received) {
-    const Span own = span(step_of(taken_) + 2, taken_);
-    if (is_last_step(taken_)) {
-      reducer_.finish(target(taken_), data_ + own.begin, own.bytes);
-    } else {
-      reducer_.combine(slot(taken_), data_ + own.begin, own.bytes);
-    }
-    ++taken_;
+  const int64_t taken_before = std::exchange(taken_, takes_.done());
+  bool moved = taken_ > taken_before;
+  while (takes_.asked() < received) {
+    const int64_t message = takes_.asked();
+    const Span own = span(step_of(message) + 2, message);
+    const std::byte* const from = data_ + own.begin;
+    takes_.add(is_last_step(message) ? executor_.finish(reducer_, target(message), from, own.bytes)
+                                     : executor_.combine(reducer_, slot(message), from, own.bytes));
+    taken_ = takes_.done();
     post_sends(channel);
     post_receives(channel);
+    moved = true;
   }
   return moved;
 }
 
 bool RingReduceScatter::step(Channel& channel) {
   if (size_ == 1) {
-    if (chunks_[0].bytes > 0) std::memcpy(output_, data_ + chunks_[0].begin, chunks_[0].bytes);
-    return true;
+    if (takes_.asked() == 0) {
+      takes_.add(executor_.copy(output_, data_ + chunks_[0].begin, chunks_[0].bytes));
+    }
+    return takes_.all_done();
   }
   bool moved = true;
   while (moved) {

@@ -4,8 +4,8 @@
 
 #include "base/buffer.h"
 #include "collective/collective.h"
+#include "collective/operations.h"
 #include "collective/partition.h"
-#include "collective/reducer.h"
 
 namespace ringdl {
 
@@ -24,8 +24,8 @@ class RingReduceScatter final : public Collective {
   /// @param output   this rank's chunk; the caller's, must not overlap `data`
   /// @param chunks   where each rank's is in `data`: whole items, the same on all ranks
   /// @param segment_bytes  what travels and is reduced at once, at most; the same on all ranks
-  RingReduceScatter(const std::byte* data, std::byte* output, std::vector<Span> chunks,
-                    Reducer reducer, int rank, size_t segment_bytes);
+  RingReduceScatter(Executor& executor, const std::byte* data, std::byte* output,
+                    std::vector<Span> chunks, Reducer reducer, int rank, size_t segment_bytes);
 
   bool step(Channel& channel) override;
   std::string describe() const override;
@@ -48,6 +48,7 @@ class RingReduceScatter final : public Collective {
   bool post_sends(Channel& channel);
   bool take_received(Channel& channel);
 
+  Executor& executor_;
   const std::byte* data_;
   std::byte* output_;
   std::vector<Span> chunks_;
@@ -59,7 +60,8 @@ class RingReduceScatter final : public Collective {
   int64_t messages_ = 0;      // that this rank sends, and receives
   int64_t slots_ = 0;
   int64_t posted_ = 0;    // receives
-  int64_t taken_ = 0;     // received messages to which this rank's part is added
+  int64_t taken_ = 0;     // received messages to which this rank's part is added, the first so many
+  Operations takes_;      // that add it; or the copy, if there is no other rank
   int64_t launched_ = 0;  // sends
   Buffer scratch_;
 };

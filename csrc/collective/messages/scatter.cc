@@ -5,9 +5,10 @@
 
 namespace ringdl {
 
-Scatter::Scatter(const std::byte* data, std::vector<int64_t> send_bytes, int root, int rank,
-                 int size, size_t segment_bytes)
-    : data_(data),
+Scatter::Scatter(Executor& executor, const std::byte* data, std::vector<int64_t> send_bytes,
+                 int root, int rank, int size, size_t segment_bytes)
+    : executor_(executor),
+      data_(data),
       send_bytes_(std::move(send_bytes)),
       root_(root),
       rank_(rank),
@@ -48,7 +49,7 @@ void Scatter::begin_blocks(Channel& channel) {
     } else {
       result_.data = Buffer(bytes);
       result_.lengths = {length};
-      if (bytes > 0) std::memcpy(result_.data.data(), block, bytes);
+      copied_ = executor_.copy(result_.data.data(), block, bytes);
     }
     block += bytes;
   }
@@ -61,7 +62,7 @@ bool Scatter::step(Channel& channel) {
     begin_blocks(channel);
   }
   std::erase_if(outgoing_, [&](OutgoingBlock& block) { return block.step(channel); });
-  return outgoing_.empty();
+  return outgoing_.empty() && executor_.is_done(copied_);
 }
 
 std::string Scatter::describe() const {

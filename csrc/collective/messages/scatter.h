@@ -5,6 +5,7 @@
 
 #include "collective/block.h"
 #include "collective/collective.h"
+#include "reduce/executor.h"
 
 namespace ringdl {
 
@@ -21,8 +22,8 @@ class Scatter final : public Collective {
   ///                    caller's, only read. Not looked at elsewhere
   /// @param send_bytes  on the root, the length of each rank's block, not negative. Not looked at
   ///                    elsewhere
-  Scatter(const std::byte* data, std::vector<int64_t> send_bytes, int root, int rank, int size,
-          size_t segment_bytes);
+  Scatter(Executor& executor, const std::byte* data, std::vector<int64_t> send_bytes, int root,
+          int rank, int size, size_t segment_bytes);
 
   bool step(Channel& channel) override;
   std::string describe() const override;
@@ -36,6 +37,7 @@ class Scatter final : public Collective {
   bool hear(Channel& channel);
   void begin_blocks(Channel& channel);
 
+  Executor& executor_;
   const std::byte* data_;
   std::vector<int64_t> send_bytes_;
   int root_;
@@ -43,7 +45,8 @@ class Scatter final : public Collective {
   int size_;
   size_t segment_bytes_;
   bool begun_ = false;
-  bool blocks_begun_ = false;  // on the root
+  bool blocks_begun_ = false;                  // on the root,
+  Executor::Ticket copied_ = Executor::kDone;  // whose own block this is
   int64_t length_ = -1;
   Gathered result_;
   int heard_ = 0;                          // other ranks that are there, the first so many

@@ -24,15 +24,17 @@ size_t piece_bytes_of(size_t bytes, size_t size) {
 
 }  // namespace
 
-DirectAllreduce::DirectAllreduce(SharedArrays shared, uint64_t instance, size_t bytes,
-                                 ReduceMany reduce_many, int rank)
-    : shared_(std::move(shared)),
+DirectAllreduce::DirectAllreduce(Executor& executor, SharedArrays shared, uint64_t instance,
+                                 size_t bytes, ReduceMany reduce_many, int rank)
+    : executor_(executor),
+      shared_(std::move(shared)),
       instance_(instance),
       bytes_(bytes),
       reduce_many_(reduce_many),
       rank_(rank),
       piece_bytes_(piece_bytes_of(bytes, shared_.arrays.size())),
-      pieces_((bytes + piece_bytes_ - 1) / piece_bytes_) {}
+      pieces_((bytes + piece_bytes_ - 1) / piece_bytes_),
+      reductions_(executor) {}
 
 // A rank has come in this instance if its counter says instance + 1. Pieces are only touched once
 // all have: until then an array is its owner's. Whoever has reduced a piece adds one to `done`, and
@@ -45,7 +47,12 @@ bool DirectAllreduce::step(Channel&) {
   }
   if (!all_ready()) return false;
   uint64_t piece = 0;
-  for (int i = 0; i < kPiecesPerStep && claim_any(piece); ++i) reduce(piece);
+  tell_reduced();
+  for (int i = 0; i < kPiecesPerStep; ++i) {
+    if (reductions_.asked() - reduced_ == kPiecesPerStep || !claim_any(piece)) break;
+    reductions_.add(reduce(piece));
+    tell_reduced();
+  }
   return shared_.counters.done().load(std::memory_order_acquire) >= (instance_ + 1) * pieces_;
 }
 
@@ -76,7 +83,7 @@ bool DirectAllreduce::claim(int rank, uint64_t& piece) {
   return true;
 }
 
-void DirectAllreduce::reduce(uint64_t piece) {
+Executor::Ticket DirectAllreduce::reduce(uint64_t piece) {
   const size_t begin = static_cast<size_t>(piece) * piece_bytes_;
   std::vector<const std::byte*> sources;
   std::vector<std::byte*> targets;
@@ -84,9 +91,15 @@ void DirectAllreduce::reduce(uint64_t piece) {
     sources.push_back(array + begin);
     targets.push_back(array + begin);
   }
-  reduce_many_(sources, targets, std::min(piece_bytes_, bytes_ - begin), bytes_ >= kStreamBytes);
-  shared_.counters.done().fetch_add(1, std::memory_order_acq_rel);
-  ++reduced_;
+  return executor_.reduce(reduce_many_, sources, targets, std::min(piece_bytes_, bytes_ - begin),
+                          bytes_ >= kStreamBytes);
+}
+
+void DirectAllreduce::tell_reduced() {
+  const int64_t before = std::exchange(reduced_, reductions_.done());
+  if (reduced_ == before) return;
+  shared_.counters.done().fetch_add(static_cast<uint64_t>(reduced_ - before),
+                                    std::memory_order_acq_rel);
 }
 
 std::string DirectAllreduce::describe() const {

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "collective/collective.h"
+#include "collective/operations.h"
 #include "collective/shared/shared_counters.h"
-#include "reduce/reduce_many.h"
 
 namespace ringdl {
 
@@ -17,8 +17,8 @@ namespace ringdl {
 class DirectAllreduce final : public Collective {
  public:
   /// @param instance  how often these counters were used before, by all ranks
-  DirectAllreduce(SharedArrays shared, uint64_t instance, size_t bytes, ReduceMany reduce_many,
-                  int rank);
+  DirectAllreduce(Executor& executor, SharedArrays shared, uint64_t instance, size_t bytes,
+                  ReduceMany reduce_many, int rank);
 
   bool step(Channel&) override;
   int64_t pieces() const override { return reduced_; }
@@ -32,8 +32,10 @@ class DirectAllreduce final : public Collective {
   bool all_ready();
   bool claim(int rank, uint64_t& piece);
   bool claim_any(uint64_t& piece);
-  void reduce(uint64_t piece);
+  Executor::Ticket reduce(uint64_t piece);
+  void tell_reduced();
 
+  Executor& executor_;
   const SharedArrays shared_;
   const uint64_t instance_;
   const size_t bytes_;
@@ -43,7 +45,8 @@ class DirectAllreduce final : public Collective {
   const uint64_t pieces_;
   bool has_come_ = false;
   int ready_ = 0;  // ranks 0 .. ready_-1 have come
-  int64_t reduced_ = 0;
+  Operations reductions_;
+  int64_t reduced_ = 0;  // of those, and told
 };
 
 }  // namespace ringdl

@@ -28,14 +28,16 @@ size_t block_bytes_of(bool is_same, size_t size) {
 
 }  // namespace
 
-HostExchange::HostExchange(std::string name, std::shared_ptr<Window> window, std::vector<int> ranks,
-                           int rank, Exchange exchange)
-    : name_(std::move(name)),
+HostExchange::HostExchange(Executor& executor, std::string name, std::shared_ptr<Window> window,
+                           std::vector<int> ranks, int rank, Exchange exchange)
+    : executor_(executor),
+      name_(std::move(name)),
       window_(std::move(window)),
       ranks_(std::move(ranks)),
       rank_(rank),
       exchange_(std::move(exchange)),
-      block_bytes_(block_bytes_of(exchange_.is_same, ranks_.size())) {
+      block_bytes_(block_bytes_of(exchange_.is_same, ranks_.size())),
+      copies_in_(executor) {
   if (exchange_.is_same && size() > 1) {
     own_.bytes = static_cast<int64_t>(part(rank_ == 0 ? 1 : 0).bytes);
   }
@@ -102,7 +104,7 @@ void HostExchange::find_stage() {
 
 void HostExchange::publish_parts() {
   const size_t bytes = Parts::bytes(size());
-  parts_ = window_->allocate(bytes);
+  parts_ = window_->allocate_stage(bytes);
   std::memset(parts_.get(), 0, bytes);
   std::copy(exchange_.parts.begin(), exchange_.parts.end(), Parts(parts_.get()).begin());
   own_.parts = static_cast<int64_t>(*window_->offset_of(parts_.get(), bytes));
@@ -114,7 +116,7 @@ void HostExchange::publish_parts() {
 // of the ranks that have counted least one can always go on: what it waits for, block m of some
 // rank, can come there, as all have counted m blocks.
 bool HostExchange::step(Channel& channel) {
-  if (!told_) tell();
+  if (!told_ && !tell()) return false;
   const bool has_told_all = told_->step(channel);
   if (!has_met_) {
     if (!told_->is_complete()) return false;
@@ -128,17 +130,20 @@ bool HostExchange::step(Channel& channel) {
   for (int rank = 0; rank < size(); ++rank) {
     if (taken_[static_cast<size_t>(rank)] < blocks(source(rank).bytes)) return false;
   }
-  if (!all_have_taken_their_parts() || !has_told_all) return false;
+  if (!has_told_taken_ || !all_have_taken_their_parts() || !has_told_all) return false;
   shared_.left().fetch_add(1, std::memory_order_release);
   leave();
   return true;
 }
 
 // What fits into the stage is there before it is told where that is.
-void HostExchange::tell() {
-  while (in_ < std::min(stage_blocks_, kPlaces)) copy_in();
+bool HostExchange::tell() {
+  while (copy_in()) {
+  }
+  if (in_ < std::min(stage_blocks_, kPlaces)) return false;
   own_.blocks_in = static_cast<int64_t>(in_);
-  told_.emplace(std::vector<size_t>(ranks_.size(), sizeof(Told)), rank_, &own_);
+  told_.emplace(cpu_executor(), std::vector<size_t>(ranks_.size(), sizeof(Told)), rank_, &own_);
+  return true;
 }
 
 HostExchange::Told HostExchange::told_by(int rank) const {
@@ -182,48 +187,63 @@ void HostExchange::begin() {
   tell_taken();
 }
 
+bool HostExchange::copy_in() {
+  const auto next = static_cast<uint64_t>(copies_in_.asked());
+  const bool has_place = next < kPlaces || (has_met_ && all_have_taken(next - kPlaces + 1));
+  const bool asks = next < stage_blocks_ && has_place;
+  if (asks) copies_in_.add(copy_block_in(next));
+  const uint64_t before = std::exchange(in_, static_cast<uint64_t>(copies_in_.done()));
+  if (in_ == before) return asks;
+  moved_ += static_cast<int64_t>(in_ - before);
+  if (has_met_) shared_.ready(rank_).store(in_, std::memory_order_release);
+  return true;
+}
+
 // Past the caches: between cores without a common one, lines that another core has just written
 // come slowly, and a broadcast of 64 MiB took 32 ms, not 8. Small parts that are reduced are better
 // off in the caches.
-bool HostExchange::copy_in() {
-  if (in_ == stage_blocks_ || (in_ >= kPlaces && !all_have_taken(in_ - kPlaces + 1))) return false;
-  std::byte* const into = stage_.get() + in_ % kPlaces * stride_;
-  const size_t begin = in_ * block_bytes_;
+Executor::Ticket HostExchange::copy_block_in(uint64_t block) {
+  std::byte* const into = stage_.get() + block % kPlaces * stride_;
+  const size_t begin = block * block_bytes_;
+  Executor::Ticket last = Executor::kDone;
   for (int to = 0; to < size(); ++to) {
     const Span& its = part(to);
     if (to == rank_ || begin >= its.bytes) continue;
     const std::byte* const from = exchange_.data + its.begin + begin;
     const size_t length = std::min(block_bytes_, its.bytes - begin);
-    copy_bytes(into + lane(rank_, to) * lane_bytes_, from, length,
-               !exchange_.reduce_many || its.bytes >= kStreamBytes);
+    last = std::max(last, executor_.copy(into + lane(rank_, to) * lane_bytes_, from, length,
+                                         !exchange_.reduce_many || its.bytes >= kStreamBytes));
     if (exchange_.is_same) break;
   }
-  stream_fence();
-  ++in_;
-  ++moved_;
-  if (has_met_) shared_.ready(rank_).store(in_, std::memory_order_release);
-  return true;
+  return last;
 }
 
-// One block of each rank, or, if they are reduced, of all.
+// One block of each rank, or, if they are reduced, of all; the next once that is done.
 bool HostExchange::take() {
+  if (!has_told_taken_) {
+    if (!executor_.is_done(taking_)) return false;
+    tell_taken();
+    return true;
+  }
   bool has_moved = false;
   if (exchange_.reduce_many) {
     has_moved = reduce_next();
   } else {
     for (int i = 0; i < size(); ++i) has_moved |= take_from((rank_ + i) % size());
-    if (streams_ && has_moved) stream_fence();
   }
-  if (has_moved) tell_taken();
-  return has_moved;
+  if (!has_moved) return false;
+  has_told_taken_ = false;
+  if (executor_.is_done(taking_)) tell_taken();
+  return true;
 }
 
 bool HostExchange::take_from(int rank) {
   uint64_t& taken = taken_[static_cast<size_t>(rank)];
   const size_t bytes = source(rank).bytes;
   if (taken == blocks(bytes) || !is_there(rank, taken)) return false;
-  copy_bytes(output_ + begins_[static_cast<size_t>(rank)] + taken * block_bytes_,
-             block_at(rank, taken), block_length(bytes, taken), streams_);
+  taking_ = std::max(
+      taking_, executor_.copy(output_ + begins_[static_cast<size_t>(rank)] + taken * block_bytes_,
+                              block_at(rank, taken), block_length(bytes, taken), streams_));
   ++taken;
   ++moved_;
   return true;
@@ -239,7 +259,8 @@ bool HostExchange::reduce_next() {
     sources.push_back(block_at(rank, block));
   }
   std::byte* const target = output_ + block * block_bytes_;
-  (*exchange_.reduce_many)(sources, {&target, 1}, block_length(bytes, block), streams_);
+  taking_ = executor_.reduce(*exchange_.reduce_many, sources, {&target, 1},
+                             block_length(bytes, block), streams_);
   for (uint64_t& taken : taken_) ++taken;
   ++moved_;
   return true;
@@ -259,6 +280,7 @@ const std::byte* HostExchange::block_at(int rank, uint64_t block) const {
 }
 
 void HostExchange::tell_taken() {
+  has_told_taken_ = true;
   uint64_t least = kAll;
   for (int rank = 0; rank < size(); ++rank) {
     const uint64_t taken = taken_[static_cast<size_t>(rank)];

@@ -7,10 +7,10 @@
 
 #include "collective/collective.h"
 #include "collective/messages/bruck.h"
+#include "collective/operations.h"
 #include "collective/partition.h"
 #include "collective/shared/shared_counters.h"
-#include "reduce/reduce_many.h"
-#include "transport/shm/window.h"
+#include "transport/window.h"
 
 namespace ringdl {
 
@@ -48,8 +48,8 @@ class HostExchange final : public Collective {
   /// @param window  reaches all ranks
   /// @param ranks  the transport's number of each rank
   /// @param rank  which of them this one is
-  HostExchange(std::string name, std::shared_ptr<Window> window, std::vector<int> ranks, int rank,
-               Exchange exchange);
+  HostExchange(Executor& executor, std::string name, std::shared_ptr<Window> window,
+               std::vector<int> ranks, int rank, Exchange exchange);
   ~HostExchange() override;
 
   bool step(Channel& channel) override;
@@ -103,11 +103,12 @@ class HostExchange final : public Collective {
   static size_t lane(int owner, int to) { return static_cast<size_t>(to > owner ? to - 1 : to); }
   void find_stage();
   void publish_parts();
-  void tell();
+  bool tell();
   Told told_by(int rank) const;
   Source find_source(int rank, const Told& told) const;
   void begin();
   bool copy_in();
+  Executor::Ticket copy_block_in(uint64_t block);
   bool take();
   bool take_from(int rank);
   bool reduce_next();
@@ -118,6 +119,7 @@ class HostExchange final : public Collective {
   bool all_have_taken_their_parts();
   void leave();
 
+  Executor& executor_;
   const std::string name_;
   const std::shared_ptr<Window> window_;
   const std::vector<int> ranks_;
@@ -133,16 +135,19 @@ class HostExchange final : public Collective {
   size_t stride_ = 0;
   size_t lane_bytes_ = 0;      // from one rank's part in a place of the stage to the next one's
   uint64_t stage_blocks_ = 0;  // that go through the stage,
-  uint64_t in_ = 0;            // and that have come there
+  Operations copies_in_;       // of them, in order,
+  uint64_t in_ = 0;            // and so many that have come there
   std::shared_ptr<std::byte> counters_;  // on rank 0
   SharedCounters shared_;
   Gathered result_;
   std::byte* output_ = nullptr;
   bool streams_ = false;
-  std::vector<size_t> begins_;   // in the output, by source
-  std::vector<uint64_t> taken_;  // blocks, by source
-  std::vector<uint64_t> there_;  // likewise: at least so many
-  uint64_t all_have_taken_ = 0;  // blocks, at least
+  std::vector<size_t> begins_;                 // in the output, by source
+  std::vector<uint64_t> taken_;                // blocks, by source,
+  Executor::Ticket taking_ = Executor::kDone;  // the last of them,
+  bool has_told_taken_ = true;                 // which the others know of
+  std::vector<uint64_t> there_;                // likewise: at least so many
+  uint64_t all_have_taken_ = 0;                // blocks, at least
   int64_t moved_ = 0;
 };
 

@@ -6,8 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "reduce/streaming.h"
-
 namespace ringdl {
 namespace {
 
@@ -34,10 +32,11 @@ size_t StagedAllreduce::stage_bytes(size_t bytes, int size) {
   return 2 * chunk_bytes_of(bytes, size) * static_cast<size_t>(size);
 }
 
-StagedAllreduce::StagedAllreduce(std::vector<std::byte*> stages, SharedCounters counters,
-                                 std::byte* data, size_t bytes, ReduceMany reduce_many, int rank,
-                                 StoreTrial& trial)
-    : stages_(std::move(stages)),
+StagedAllreduce::StagedAllreduce(Executor& executor, std::vector<std::byte*> stages,
+                                 SharedCounters counters, std::byte* data, size_t bytes,
+                                 ReduceMany reduce_many, int rank, StoreTrial& trial)
+    : executor_(executor),
+      stages_(std::move(stages)),
       counters_(counters),
       data_(data),
       bytes_(bytes),
@@ -59,7 +58,10 @@ StagedAllreduce::StagedAllreduce(std::vector<std::byte*> stages, SharedCounters 
 bool StagedAllreduce::step(Channel&) {
   const uint64_t end = 3 * blocks_ + 1;
   for (int i = 0; i < kStepsAtOnce && next_ < end; ++i) {
-    if (!do_next()) return false;
+    if (!has_asked_ && !do_next()) return false;
+    has_asked_ = true;
+    if (!executor_.is_done(asked_)) return false;
+    has_asked_ = false;
     ++next_;
     counters_.ready(rank_).store(next_, std::memory_order_release);
   }
@@ -90,9 +92,11 @@ bool StagedAllreduce::do_next() {
   }
 }
 
-void StagedAllreduce::timed(uint64_t block, void (StagedAllreduce::*part)(uint64_t) const) {
-  if (!streams_) return (this->*part)(block);
-  trial_.time(first_block_ + block, [&] { (this->*part)(block); });
+void StagedAllreduce::timed(uint64_t block,
+                            Executor::Ticket (StagedAllreduce::*part)(uint64_t) const) {
+  const auto ask = [&] { asked_ = (this->*part)(block); };
+  if (!streams_) return ask();
+  trial_.time(first_block_ + block, ask);
 }
 
 bool StagedAllreduce::all_have_done(uint64_t steps) {
@@ -111,17 +115,19 @@ Span StagedAllreduce::chunk(int rank, uint64_t block) const {
   return {begin, std::min(chunk_bytes_, length - begin)};
 }
 
-void StagedAllreduce::copy_in(uint64_t block) const {
+Executor::Ticket StagedAllreduce::copy_in(uint64_t block) const {
+  Executor::Ticket last = Executor::kDone;
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const Span part = chunk(rank, block);
-    copy_bytes(stage(rank_, block) + part.begin, array(block) + part.begin, part.bytes,
-               streams_stage(block));
+    last =
+        std::max(last, executor_.copy(stage(rank_, block) + part.begin, array(block) + part.begin,
+                                      part.bytes, streams_stage(block)));
   }
-  if (streams_) stream_fence();
+  return last;
 }
 
-void StagedAllreduce::reduce(uint64_t block) const {
+Executor::Ticket StagedAllreduce::reduce(uint64_t block) const {
   const Span part = chunk(rank_, block);
   std::byte* const own = array(block) + part.begin;
   std::vector<const std::byte*> sources;
@@ -129,16 +135,18 @@ void StagedAllreduce::reduce(uint64_t block) const {
     sources.push_back(rank == rank_ ? own : stage(rank, block) + part.begin);
   }
   const std::array targets = {own, stage(rank_, block) + part.begin};
-  reduce_many_(sources, targets, part.bytes, streams_stage(block));
+  return executor_.reduce(reduce_many_, sources, targets, part.bytes, streams_stage(block));
 }
 
-void StagedAllreduce::copy_out(uint64_t block) const {
+Executor::Ticket StagedAllreduce::copy_out(uint64_t block) const {
+  Executor::Ticket last = Executor::kDone;
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const Span part = chunk(rank, block);
-    copy_bytes(array(block) + part.begin, stage(rank, block) + part.begin, part.bytes, streams_);
+    last = std::max(last, executor_.copy(array(block) + part.begin, stage(rank, block) + part.begin,
+                                         part.bytes, streams_));
   }
-  if (streams_) stream_fence();
+  return last;
 }
 
 std::string StagedAllreduce::describe() const {

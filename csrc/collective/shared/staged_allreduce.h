@@ -6,8 +6,8 @@
 #include "collective/collective.h"
 #include "collective/partition.h"
 #include "collective/shared/shared_counters.h"
-#include "reduce/reduce_many.h"
-#include "transport/shm/store_trial.h"
+#include "reduce/executor.h"
+#include "transport/store_trial.h"
 
 namespace ringdl {
 
@@ -27,8 +27,9 @@ class StagedAllreduce final : public Collective {
   /// @param stages  by rank, as this process sees them
   /// @param counters  not used before
   /// @param trial  of the memory that the stages lie in; outlives this
-  StagedAllreduce(std::vector<std::byte*> stages, SharedCounters counters, std::byte* data,
-                  size_t bytes, ReduceMany reduce_many, int rank, StoreTrial& trial);
+  StagedAllreduce(Executor& executor, std::vector<std::byte*> stages, SharedCounters counters,
+                  std::byte* data, size_t bytes, ReduceMany reduce_many, int rank,
+                  StoreTrial& trial);
 
   bool step(Channel&) override;
   int64_t pieces() const override { return static_cast<int64_t>(next_); }
@@ -41,16 +42,17 @@ class StagedAllreduce final : public Collective {
   bool streams_stage(uint64_t block) const {
     return streams_ && trial_.streams(first_block_ + block);
   }
-  void timed(uint64_t block, void (StagedAllreduce::*part)(uint64_t) const);
-  void copy_in(uint64_t block) const;
-  void reduce(uint64_t block) const;
-  void copy_out(uint64_t block) const;
+  void timed(uint64_t block, Executor::Ticket (StagedAllreduce::*part)(uint64_t) const);
+  Executor::Ticket copy_in(uint64_t block) const;
+  Executor::Ticket reduce(uint64_t block) const;
+  Executor::Ticket copy_out(uint64_t block) const;
   std::byte* stage(int rank, uint64_t block) const;
   std::byte* array(uint64_t block) const {
     return data_ + static_cast<size_t>(block) * block_bytes_;
   }
   Span chunk(int rank, uint64_t block) const;  // of a block, from its beginning
 
+  Executor& executor_;
   const std::vector<std::byte*> stages_;
   const SharedCounters counters_;
   std::byte* const data_;
@@ -63,7 +65,9 @@ class StagedAllreduce final : public Collective {
   const bool streams_;  // arrays; and stages, if that is faster
   StoreTrial& trial_;
   const uint64_t first_block_;  // there
-  uint64_t next_ = 0;           // step
+  uint64_t next_ = 0;           // step,
+  bool has_asked_ = false;      // and whether the executor was asked for it
+  Executor::Ticket asked_ = Executor::kDone;
   uint64_t all_have_done_ = 0;  // steps, at least
 };
 

@@ -11,6 +11,7 @@
 #include "collective/messages/bruck.h"
 #include "collective/sub_channel.h"
 #include "collective/two_level/two_levels.h"
+#include "reduce/executor.h"
 
 namespace ringdl {
 
@@ -26,8 +27,9 @@ class Allgather final : public Collective {
   /// @param few_bytes  all blocks together, if they are no more, go in rounds and not around the
   /// ring; the same on all ranks
   /// @param levels  if there are two
-  Allgather(const std::byte* block, size_t bytes, std::vector<int> order, int rank,
-            size_t segment_bytes, size_t few_bytes, std::optional<Levels> levels = std::nullopt);
+  Allgather(Executor& executor, const std::byte* block, size_t bytes, std::vector<int> order,
+            int rank, size_t segment_bytes, size_t few_bytes,
+            std::optional<Levels> levels = std::nullopt);
 
   bool step(Channel& channel) override;
   int64_t pieces() const override { return blocks_ ? blocks_->pieces() : -1; }
@@ -40,11 +42,12 @@ class Allgather final : public Collective {
   static constexpr size_t kHeadBytes = 32;
   using Entry = std::array<std::byte, sizeof(int64_t) + kHeadBytes>;
 
-  static Entry entry_of(const std::byte* block, size_t bytes);
-  bool begin(Channel& channel);
+  bool collect_entries(Channel& channel);
+  void begin();
   void take(const std::function<const std::byte*(int)>& block_of);
   size_t place_of(int rank) const { return static_cast<size_t>(order_[static_cast<size_t>(rank)]); }
 
+  Executor& executor_;
   const std::byte* block_;
   std::vector<int> order_;
   int rank_;
@@ -52,13 +55,17 @@ class Allgather final : public Collective {
   size_t segment_bytes_;
   size_t few_bytes_;
   std::optional<Levels> levels_;
-  Bruck entries_;
+  Entry entry_{};
+  std::optional<Bruck> entries_;  // once the own one is complete
   bool has_begun_ = false;
   Gathered result_;
   std::vector<Span> spans_;  // of the result, by rank
+  Executor::Ticket copied_;  // the last that was asked for
   SubChannel after_lengths_;
-  std::unique_ptr<Collective> blocks_;  // unless they came with the lengths
+  bool follow_ = false;                 // the blocks do not come with the lengths
+  std::unique_ptr<Collective> blocks_;  // once they are under way
   const Bruck* rounds_ = nullptr;       // if it is that
+  bool has_taken_ = false;
 };
 
 }  // namespace ringdl

@@ -60,11 +60,12 @@ size_t HierarchicalAllreduce::stage_bytes(int lanes) {
   return kSlabsInStage * kSlabBytes * static_cast<size_t>(lanes);
 }
 
-HierarchicalAllreduce::HierarchicalAllreduce(SharedLayout layout, LocalArrays local,
-                                             uint64_t instance, size_t bytes,
+HierarchicalAllreduce::HierarchicalAllreduce(Executor& executor, SharedLayout layout,
+                                             LocalArrays local, uint64_t instance, size_t bytes,
                                              ReduceMany reduce_many, Reducer reducer,
                                              size_t segment_bytes, Codec codec)
-    : layout_(std::move(layout)),
+    : executor_(executor),
+      layout_(std::move(layout)),
       local_(std::move(local)),
       counters_(local_.shared.counters),
       instance_(instance),
@@ -75,7 +76,9 @@ HierarchicalAllreduce::HierarchicalAllreduce(SharedLayout layout, LocalArrays lo
       lanes_(layout_->lanes()),
       slabs_(bytes, lanes_, kSlabBytes),
       streams_(bytes >= kStreamBytes),
-      copied_(static_cast<size_t>(lanes_), 0),
+      copies_in_(executor),
+      reductions_(executor),
+      copies_out_(static_cast<size_t>(lanes_), Operations(executor)),
       sent_before_(layout_->hosts.size(), 0),
       received_before_(layout_->hosts.size(), 0) {}
 
@@ -115,41 +118,55 @@ void HierarchicalAllreduce::come() {
 }
 
 bool HierarchicalAllreduce::copy_in() {
-  if (in_ == slabs_.segments() || !all_have_copied(in_ + 1 - kSlabsInStage)) return false;
-  for (int lane = 0; lane < lanes_; ++lane) {
-    const Span slab = slabs_.segment(lane, in_);
-    std::memcpy(at(layout_->local_rank, lane, in_), local_.own + slab.begin, slab.bytes);
+  const auto next = static_cast<int>(copies_in_.asked());
+  if (next < slabs_.segments() && all_have_copied(next + 1 - kSlabsInStage)) {
+    copies_in_.add(copy_slab_in(next));
   }
-  ++in_;
+  const int before = std::exchange(in_, static_cast<int>(copies_in_.done()));
+  if (in_ == before) return false;
   counters_.ready(layout_->local_rank).store(count(in_), std::memory_order_release);
   return true;
 }
 
-bool HierarchicalAllreduce::reduce_next() {
-  if (reduced_ == slabs_.segments()) return false;
-  for (int rank = 0; rank < layout_->local_size(); ++rank) {
-    if (counters_.ready(rank).load(std::memory_order_acquire) <= count(reduced_)) return false;
+Executor::Ticket HierarchicalAllreduce::copy_slab_in(int slab) {
+  Executor::Ticket last = Executor::kDone;
+  for (int lane = 0; lane < lanes_; ++lane) {
+    const Span span = slabs_.segment(lane, slab);
+    last = std::max(last, executor_.copy(at(layout_->local_rank, lane, slab),
+                                         local_.own + span.begin, span.bytes));
   }
+  return last;
+}
+
+bool HierarchicalAllreduce::reduce_next() {
+  const auto next = static_cast<int>(reductions_.asked());
+  bool all_are_in = next < slabs_.segments();
+  for (int rank = 0; rank < layout_->local_size() && all_are_in; ++rank) {
+    all_are_in = counters_.ready(rank).load(std::memory_order_acquire) > count(next);
+  }
+  if (all_are_in) reductions_.add(reduce(next));
+  return std::exchange(reduced_, static_cast<int>(reductions_.done())) < reduced_;
+}
+
+Executor::Ticket HierarchicalAllreduce::reduce(int slab) {
   std::vector<const std::byte*> sources;
   for (int rank = 0; rank < layout_->local_size(); ++rank) {
-    sources.push_back(at(rank, layout_->local_rank, reduced_));
+    sources.push_back(at(rank, layout_->local_rank, slab));
   }
-  std::byte* const own = at(layout_->local_rank, layout_->local_rank, reduced_);
-  if (sources.size() > 1) {
-    reduce_many_(sources, {&own, 1}, slabs_.segment(layout_->local_rank, reduced_).bytes);
-  }
-  ++reduced_;
-  return true;
+  if (sources.size() == 1) return Executor::kDone;
+  std::byte* const own = at(layout_->local_rank, layout_->local_rank, slab);
+  return executor_.reduce(reduce_many_, sources, {&own, 1},
+                          slabs_.segment(layout_->local_rank, slab).bytes);
 }
 
 void HierarchicalAllreduce::go_round(Channel& channel) {
   LaneChannel lane(channel, *layout_, sent_before_, received_before_);
   while (around_ < reduced_) {
     if (!ring_) {
-      ring_ = std::make_unique<RingAllreduce>(at(layout_->local_rank, layout_->local_rank, around_),
-                                              slabs_.segment(layout_->local_rank, around_).bytes,
-                                              reducer_, lane.rank(), lane.size(), segment_bytes_,
-                                              codec_);
+      ring_ = std::make_unique<RingAllreduce>(
+          executor_, at(layout_->local_rank, layout_->local_rank, around_),
+          slabs_.segment(layout_->local_rank, around_).bytes, reducer_, lane.rank(), lane.size(),
+          segment_bytes_, codec_);
     }
     if (!ring_->step(lane)) return;
     ring_.reset();
@@ -164,22 +181,24 @@ void HierarchicalAllreduce::go_round(Channel& channel) {
 }
 
 bool HierarchicalAllreduce::copy_out(int lane) {
-  int& copied = copied_[static_cast<size_t>(lane)];
-  if (copied == slabs_.segments() ||
-      counters_.claimed(lane).load(std::memory_order_acquire) <= count(copied)) {
+  Operations& copies = copies_out_[static_cast<size_t>(lane)];
+  const auto next = static_cast<int>(copies.asked());
+  if (next == slabs_.segments() ||
+      counters_.claimed(lane).load(std::memory_order_acquire) <= count(next)) {
     return false;
   }
-  const Span slab = slabs_.segment(lane, copied);
-  if (local_.are_stages || lane != layout_->local_rank) {
-    copy_bytes(local_.own + slab.begin, at(lane, lane, copied), slab.bytes, streams_);
-    if (streams_) stream_fence();
-  }
-  ++copied;
+  const Span slab = slabs_.segment(lane, next);
+  const bool is_there = !local_.are_stages && lane == layout_->local_rank;
+  copies.add(is_there ? Executor::kDone
+                      : executor_.copy(local_.own + slab.begin, at(lane, lane, next), slab.bytes,
+                                       streams_));
   return true;
 }
 
-int HierarchicalAllreduce::copied_by_this_rank() const {
-  return *std::min_element(copied_.begin(), copied_.end());
+int HierarchicalAllreduce::copied_by_this_rank() {
+  int64_t least = slabs_.segments();
+  for (Operations& copies : copies_out_) least = std::min(least, copies.done());
+  return static_cast<int>(least);
 }
 
 bool HierarchicalAllreduce::all_have_copied(int slabs) const {

@@ -4,13 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "collective/codec.h"
 #include "collective/collective.h"
 #include "collective/host_layout.h"
+#include "collective/operations.h"
 #include "collective/partition.h"
-#include "collective/reducer.h"
 #include "collective/shared/shared_counters.h"
-#include "reduce/reduce_many.h"
 
 namespace ringdl {
 
@@ -38,8 +36,9 @@ class HierarchicalAllreduce final : public Collective {
   /// @param instance  how often these counters were used before, by all ranks; stages: 0
   /// @param reduce_many  over the ranks of a host; does not divide
   /// @param reducer  around the ring; divides by the number of all ranks
-  HierarchicalAllreduce(SharedLayout layout, LocalArrays local, uint64_t instance, size_t bytes,
-                        ReduceMany reduce_many, Reducer reducer, size_t segment_bytes, Codec codec);
+  HierarchicalAllreduce(Executor& executor, SharedLayout layout, LocalArrays local,
+                        uint64_t instance, size_t bytes, ReduceMany reduce_many, Reducer reducer,
+                        size_t segment_bytes, Codec codec);
 
   bool step(Channel& channel) override;
   int64_t pieces() const override { return moved_; }
@@ -54,11 +53,14 @@ class HierarchicalAllreduce final : public Collective {
   void come();
   bool copy_in();
   bool reduce_next();
+  Executor::Ticket copy_slab_in(int slab);
+  Executor::Ticket reduce(int slab);
   void go_round(Channel& channel);
   bool copy_out(int lane);
-  int copied_by_this_rank() const;
+  int copied_by_this_rank();
   bool all_have_copied(int slabs) const;
 
+  Executor& executor_;
   const SharedLayout layout_;
   const LocalArrays local_;
   const SharedCounters counters_;
@@ -70,10 +72,12 @@ class HierarchicalAllreduce final : public Collective {
   const int lanes_;
   const Partition slabs_;  // one chunk per lane
   const bool streams_;
-  int in_ = 0;               // slabs that the others see
-  int reduced_ = 0;          // slabs of the own lane
-  int around_ = 0;           // likewise: have been around the ring
-  std::vector<int> copied_;  // slabs by lane
+  Operations copies_in_;                // of slabs, in order
+  int in_ = 0;                          // slabs that the others see
+  Operations reductions_;               // of slabs of the own lane, in order
+  int reduced_ = 0;                     // of them
+  int around_ = 0;                      // likewise: have been around the ring
+  std::vector<Operations> copies_out_;  // of slabs, by lane
   int told_copied_ = 0;
   std::unique_ptr<Collective> ring_;  // of slab around_
   std::vector<int64_t> sent_before_;  // by host: messages of the rings before

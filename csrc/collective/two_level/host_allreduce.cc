@@ -12,11 +12,12 @@
 
 namespace ringdl {
 
-HostAllreduce::HostAllreduce(std::shared_ptr<Window> window, std::vector<int> ranks,
-                             SharedLayout layout, std::byte* data, size_t bytes,
-                             ReduceMany reduce_many, Reducer reducer, size_t segment_bytes,
-                             Codec codec, std::optional<SlotCall> slot_call)
-    : window_(std::move(window)),
+HostAllreduce::HostAllreduce(Executor& executor, std::shared_ptr<Window> window,
+                             std::vector<int> ranks, SharedLayout layout, std::byte* data,
+                             size_t bytes, ReduceMany reduce_many, Reducer reducer,
+                             size_t segment_bytes, Codec codec, std::optional<SlotCall> slot_call)
+    : executor_(executor),
+      window_(std::move(window)),
       ranks_(std::move(ranks)),
       layout_(std::move(layout)),
       data_(data),
@@ -28,7 +29,7 @@ HostAllreduce::HostAllreduce(std::shared_ptr<Window> window, std::vector<int> ra
       rank_(layout_->local_rank),
       on_host_(layout_->local_ranks(), rank_) {
   find_places();
-  if (slot_call) exchange_.emplace(std::move(*slot_call), rank_);
+  if (slot_call) exchange_.emplace(cpu_executor(), std::move(*slot_call), rank_);
 }
 
 // Other ranks look at the counters once all of their host have told where their arrays are: on one
@@ -96,8 +97,8 @@ bool HostAllreduce::meet(Channel& channel) {
 
 bool HostAllreduce::meet_by_messages(Channel& channel) {
   if (!places_by_messages_) {
-    places_by_messages_.emplace(std::vector<size_t>(places_.size(), sizeof(Place)), rank_,
-                                &places_[static_cast<size_t>(rank_)]);
+    places_by_messages_.emplace(cpu_executor(), std::vector<size_t>(places_.size(), sizeof(Place)),
+                                rank_, &places_[static_cast<size_t>(rank_)]);
   }
   tell(channel);
   if (!places_by_messages_->is_complete()) return false;
@@ -126,14 +127,15 @@ void HostAllreduce::choose() {
   if (is_direct) stage_.reset();
   if (layout_->hosts.size() > 1) {
     chosen_ = std::make_unique<HierarchicalAllreduce>(
-        layout_, LocalArrays{{std::move(memory), shared_}, data_, !is_direct}, 0, bytes_,
+        executor_, layout_, LocalArrays{{std::move(memory), shared_}, data_, !is_direct}, 0, bytes_,
         reduce_many_, reducer_, segment_bytes_, codec_);
   } else if (is_direct) {
-    chosen_ = std::make_unique<DirectAllreduce>(SharedArrays{std::move(memory), shared_}, 0, bytes_,
-                                                reduce_many_, rank_);
+    chosen_ = std::make_unique<DirectAllreduce>(executor_, SharedArrays{std::move(memory), shared_},
+                                                0, bytes_, reduce_many_, rank_);
   } else {
-    chosen_ = std::make_unique<StagedAllreduce>(std::move(memory), shared_, data_, bytes_,
-                                                reduce_many_, rank_, window_->store_trial());
+    chosen_ =
+        std::make_unique<StagedAllreduce>(executor_, std::move(memory), shared_, data_, bytes_,
+                                          reduce_many_, rank_, window_->store_trial());
   }
 }
 
@@ -158,9 +160,9 @@ std::string HostAllreduce::describe() const {
 namespace {
 
 std::unique_ptr<Collective> make(const AllreduceArguments& its) {
-  return std::make_unique<HostAllreduce>(its.window, its.ranks, its.layout, its.data, its.bytes,
-                                         its.reduce_many, its.reducer, its.segment_bytes, its.codec,
-                                         std::nullopt);
+  return std::make_unique<HostAllreduce>(its.executor, its.window, its.ranks, its.layout, its.data,
+                                         its.bytes, its.reduce_many, its.reducer, its.segment_bytes,
+                                         its.codec, std::nullopt);
 }
 
 }  // namespace

@@ -8,11 +8,11 @@
 #include "collective/algorithm.h"
 #include "collective/collective.h"
 #include "collective/messages/bruck.h"
-#include "collective/reducer.h"
 #include "collective/shared/slot_allreduce.h"
 #include "collective/sub_channel.h"
 #include "collective/two_level/hierarchical_allreduce.h"
-#include "transport/shm/window.h"
+#include "reduce/executor.h"
+#include "transport/window.h"
 
 namespace ringdl {
 
@@ -26,9 +26,10 @@ class HostAllreduce final : public Collective {
   /// @param reduce_many  over the ranks of a host
   /// @param reducer, segment_bytes, codec  between hosts
   /// @param slot_call  if ranks may meet in slots
-  HostAllreduce(std::shared_ptr<Window> window, std::vector<int> ranks, SharedLayout layout,
-                std::byte* data, size_t bytes, ReduceMany reduce_many, Reducer reducer,
-                size_t segment_bytes, Codec codec, std::optional<SlotCall> slot_call);
+  HostAllreduce(Executor& executor, std::shared_ptr<Window> window, std::vector<int> ranks,
+                SharedLayout layout, std::byte* data, size_t bytes, ReduceMany reduce_many,
+                Reducer reducer, size_t segment_bytes, Codec codec,
+                std::optional<SlotCall> slot_call);
   ~HostAllreduce() override;
 
   bool step(Channel& channel) override;
@@ -56,6 +57,7 @@ class HostAllreduce final : public Collective {
   int64_t place_of(const std::byte* data, size_t bytes) const;
   std::byte* at(int place, int64_t offset) const;
 
+  Executor& executor_;
   const std::shared_ptr<Window> window_;
   const std::vector<int> ranks_;
   const SharedLayout layout_;

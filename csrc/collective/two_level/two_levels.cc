@@ -17,10 +17,11 @@ std::vector<int> Levels::local_ranks(int rank) const {
   return local;
 }
 
-std::unique_ptr<HostExchange> Levels::exchange(const char* name, int rank, Exchange what) const {
+std::unique_ptr<HostExchange> Levels::exchange(Executor& executor, const char* name, int rank,
+                                               Exchange what) const {
   std::vector<int> numbers;
   for (const int local : local_ranks(rank)) numbers.push_back(ranks[static_cast<size_t>(local)]);
-  return std::make_unique<HostExchange>(name, window, std::move(numbers), rank % per_host,
+  return std::make_unique<HostExchange>(executor, name, window, std::move(numbers), rank % per_host,
                                         std::move(what));
 }
 
@@ -34,9 +35,10 @@ std::vector<Span> those_of(const std::vector<Span>& spans, const std::vector<int
 
 }  // namespace
 
-TwoLevelBlocks::TwoLevelBlocks(Levels levels, std::byte* data, std::vector<Span> blocks, int rank,
-                               size_t segment_bytes)
-    : levels_(std::move(levels)),
+TwoLevelBlocks::TwoLevelBlocks(Executor& executor, Levels levels, std::byte* data,
+                               std::vector<Span> blocks, int rank, size_t segment_bytes)
+    : executor_(executor),
+      levels_(std::move(levels)),
       data_(data),
       blocks_(std::move(blocks)),
       rank_(rank),
@@ -82,7 +84,7 @@ std::unique_ptr<HostExchange> TwoLevelBlocks::exchange_of(int host) const {
   exchange.parts[static_cast<size_t>(rank_ % levels_.per_host)] = {};  // it is there
   exchange.is_same = true;
   exchange.output = data_;
-  return levels_.exchange("allgather", rank_, std::move(exchange));
+  return levels_.exchange(executor_, "allgather", rank_, std::move(exchange));
 }
 
 int64_t TwoLevelBlocks::pieces() const {
@@ -94,11 +96,12 @@ std::string TwoLevelBlocks::describe() const {
          " of " + std::to_string(levels_.hosts()) + " hosts are here";
 }
 
-TwoLevelReduceScatter::TwoLevelReduceScatter(Levels levels, const std::byte* data,
-                                             std::byte* output, std::vector<Span> chunks,
-                                             ReduceMany reduce_many, Reducer reducer, int rank,
-                                             size_t segment_bytes)
-    : levels_(std::move(levels)),
+TwoLevelReduceScatter::TwoLevelReduceScatter(Executor& executor, Levels levels,
+                                             const std::byte* data, std::byte* output,
+                                             std::vector<Span> chunks, ReduceMany reduce_many,
+                                             Reducer reducer, int rank, size_t segment_bytes)
+    : executor_(executor),
+      levels_(std::move(levels)),
       data_(data),
       output_(output),
       chunks_(std::move(chunks)),
@@ -121,8 +124,8 @@ bool TwoLevelReduceScatter::step(Channel& channel) {
   if (!all_agree_) return false;
   if (reduced_ < levels_.hosts() && !reduce_on_host(channel)) return false;
   if (!ring_) {
-    ring_.emplace(sums_.data(), output_, lane_chunks_, reducer_, rank_ / levels_.per_host,
-                  segment_bytes_);
+    ring_.emplace(executor_, sums_.data(), output_, lane_chunks_, reducer_,
+                  rank_ / levels_.per_host, segment_bytes_);
     lane_.begin(channel);
   }
   lane_.use(channel);
@@ -139,7 +142,7 @@ bool TwoLevelReduceScatter::reduce_on_host(Channel& channel) {
       exchange.parts = those_of(chunks_, levels_.local_ranks(reduced_ * levels_.per_host));
       exchange.reduce_many = reduce_many_;
       exchange.output = sums_.data() + lane_chunks_[static_cast<size_t>(reduced_)].begin;
-      exchange_ = levels_.exchange("reducescatter", rank_, std::move(exchange));
+      exchange_ = levels_.exchange(executor_, "reducescatter", rank_, std::move(exchange));
       local_.begin(channel);
     }
     if (!exchange_->step(local_)) return false;

@@ -11,11 +11,10 @@
 #include "collective/messages/ring_blocks.h"
 #include "collective/messages/ring_reduce_scatter.h"
 #include "collective/partition.h"
-#include "collective/reducer.h"
 #include "collective/shared/host_exchange.h"
 #include "collective/sub_channel.h"
-#include "reduce/reduce_many.h"
-#include "transport/shm/window.h"
+#include "reduce/executor.h"
+#include "transport/window.h"
 
 namespace ringdl {
 
@@ -34,7 +33,8 @@ struct Levels {
   std::vector<int> lane_of(int rank) const;
   std::vector<int> local_ranks(int rank) const;
   /// An exchange among the ranks of this host.
-  std::unique_ptr<HostExchange> exchange(const char* name, int rank, Exchange what) const;
+  std::unique_ptr<HostExchange> exchange(Executor& executor, const char* name, int rank,
+                                         Exchange what) const;
 };
 
 /// Passes each rank's block to all: around the ring of the k-th ranks of all hosts, and from each
@@ -43,8 +43,8 @@ struct Levels {
 class TwoLevelBlocks final : public Collective {
  public:
   /// @param data, blocks  as in RingBlocks
-  TwoLevelBlocks(Levels levels, std::byte* data, std::vector<Span> blocks, int rank,
-                 size_t segment_bytes);
+  TwoLevelBlocks(Executor& executor, Levels levels, std::byte* data, std::vector<Span> blocks,
+                 int rank, size_t segment_bytes);
 
   bool step(Channel& channel) override;
   int64_t pieces() const override;
@@ -53,6 +53,7 @@ class TwoLevelBlocks final : public Collective {
  private:
   std::unique_ptr<HostExchange> exchange_of(int host) const;
 
+  Executor& executor_;
   const Levels levels_;
   std::byte* const data_;
   const std::vector<Span> blocks_;
@@ -78,7 +79,7 @@ class TwoLevelReduceScatter final : public Collective {
   /// @param data, output, chunks, segment_bytes  as in RingReduceScatter
   /// @param reduce_many  over a host; does not divide
   /// @param reducer  around the ring; divides by the number of all ranks
-  TwoLevelReduceScatter(Levels levels, const std::byte* data, std::byte* output,
+  TwoLevelReduceScatter(Executor& executor, Levels levels, const std::byte* data, std::byte* output,
                         std::vector<Span> chunks, ReduceMany reduce_many, Reducer reducer, int rank,
                         size_t segment_bytes);
 
@@ -89,6 +90,7 @@ class TwoLevelReduceScatter final : public Collective {
  private:
   bool reduce_on_host(Channel& channel);
 
+  Executor& executor_;
   const Levels levels_;
   const std::byte* const data_;
   std::byte* const output_;

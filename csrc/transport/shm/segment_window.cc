@@ -1,4 +1,4 @@
-#include "transport/shm/window.h"
+#include "transport/shm/segment_window.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ constexpr uint64_t kPage = 4096;
 
 }  // namespace
 
-Window::Window(int rank, int size, size_t bytes, bool reserves)
+SegmentWindow::SegmentWindow(int rank, int size, size_t bytes, bool reserves)
     : own_(std::make_shared<Own>(Segment::create(bytes), reserves)),
       segments_(static_cast<size_t>(size)) {
   segments_[static_cast<size_t>(rank)] = own_->segment;
@@ -34,7 +34,7 @@ Window::Window(int rank, int size, size_t bytes, bool reserves)
 
 // A segment is a file to the system: one longer than RLIMIT_FSIZE would end the process. And a
 // process maps those of all ranks of its host into 2^47 bytes of addresses.
-size_t Window::default_bytes(int local_ranks) {
+size_t SegmentWindow::default_bytes(int local_ranks) {
   constexpr size_t addresses = size_t{1} << 45;
   constexpr size_t least = 64 << 20;
   size_t bytes =
@@ -48,19 +48,19 @@ size_t Window::default_bytes(int local_ranks) {
   return bytes;
 }
 
-bool Window::commits_strictly() {
+bool SegmentWindow::commits_strictly() {
   std::ifstream setting("/proc/sys/vm/overcommit_memory");
   char mode = '0';
   return setting.get(mode) && mode == '2';
 }
 
-bool Window::reach(int rank, const Segment::Address& address) {
+bool SegmentWindow::reach(int rank, const Segment::Address& address) {
   auto& segment = segments_[static_cast<size_t>(rank)];
   if (segment == nullptr) segment = Segment::open(address);
   return segment != nullptr;
 }
 
-std::optional<uint64_t> Window::offset_of(const void* data, size_t bytes) const {
+std::optional<uint64_t> SegmentWindow::offset_of(const void* data, size_t bytes) const {
   const auto begin = reinterpret_cast<uintptr_t>(own_->segment->data());
   const auto at = reinterpret_cast<uintptr_t>(data);
   const size_t size = own_->segment->size();
@@ -68,11 +68,11 @@ std::optional<uint64_t> Window::offset_of(const void* data, size_t bytes) const 
   return at - begin;
 }
 
-std::shared_ptr<std::byte> Window::allocate(size_t bytes) {
+std::shared_ptr<std::byte> SegmentWindow::allocate(size_t bytes) {
   return hold(own_->take_array(bytes), bytes);
 }
 
-std::shared_ptr<std::byte> Window::allocate_stage(size_t bytes) {
+std::shared_ptr<std::byte> SegmentWindow::allocate_stage(size_t bytes) {
   std::shared_ptr<std::byte> memory = hold(own_->take_stage(bytes), bytes);
   if (!memory) memory = allocate(bytes);
   if (memory) return memory;
@@ -83,7 +83,7 @@ std::shared_ptr<std::byte> Window::allocate_stage(size_t bytes) {
                     "if there is one");
 }
 
-std::shared_ptr<std::byte> Window::hold(std::optional<uint64_t> begin, size_t bytes) const {
+std::shared_ptr<std::byte> SegmentWindow::hold(std::optional<uint64_t> begin, size_t bytes) const {
   if (!begin) return nullptr;
   const Piece piece{*begin, std::max<size_t>(bytes, 1)};
   if (own_->reserves && !own_->segment->reserve(piece.begin, piece.end())) {
@@ -95,23 +95,23 @@ std::shared_ptr<std::byte> Window::hold(std::optional<uint64_t> begin, size_t by
           }};
 }
 
-Window::Own::Own(std::shared_ptr<Segment> its_segment, bool reserves_pages)
+SegmentWindow::Own::Own(std::shared_ptr<Segment> its_segment, bool reserves_pages)
     : segment(std::move(its_segment)),
       reserves(reserves_pages),
       kept_end(stages_begin(*segment) + kKeptStageBytes),
       arrays(kAlignment, stages_begin(*segment)),
       stages(stages_begin(*segment), segment->size()) {}
 
-uint64_t Window::Own::stages_begin(const Segment& segment) {
+uint64_t SegmentWindow::Own::stages_begin(const Segment& segment) {
   return segment.size() / 4 * 3 / kPage * kPage;
 }
 
-std::optional<uint64_t> Window::Own::take_stage(size_t bytes) {
+std::optional<uint64_t> SegmentWindow::Own::take_stage(size_t bytes) {
   const std::lock_guard guard(mutex);
   return stages.take(bytes, kAlignment);
 }
 
-std::optional<uint64_t> Window::Own::take_array(size_t bytes) {
+std::optional<uint64_t> SegmentWindow::Own::take_array(size_t bytes) {
   std::vector<Piece> dropped;
   {
     const std::lock_guard guard(mutex);
@@ -133,7 +133,7 @@ std::optional<uint64_t> Window::Own::take_array(size_t bytes) {
   return arrays.take(bytes, kAlignment);
 }
 
-void Window::Own::give_back(Piece piece) {
+void SegmentWindow::Own::give_back(Piece piece) {
   if (is_stage(piece)) {
     if (piece.bytes >= kDiscardBytes) {
       segment->discard(std::max(piece.begin, kept_end), piece.end());
@@ -160,14 +160,14 @@ void Window::Own::give_back(Piece piece) {
   discard(dropped);
 }
 
-void Window::Own::discard(const std::vector<Piece>& pieces) {
+void SegmentWindow::Own::discard(const std::vector<Piece>& pieces) {
   for (const Piece& piece : pieces) segment->discard(piece.begin, piece.end());
   const std::lock_guard guard(mutex);
   for (const Piece& piece : pieces) arrays.give_back(piece.begin);
 }
 
-void Window::free_once(std::shared_ptr<std::byte> memory, const std::atomic<uint64_t>& counter,
-                       uint64_t value) {
+void SegmentWindow::free_once(std::shared_ptr<std::byte> memory,
+                              const std::atomic<uint64_t>& counter, uint64_t value) {
   const std::lock_guard guard(kept_mutex_);
   std::erase_if(kept_, [](const Kept& kept) {
     return kept.counter->load(std::memory_order_acquire) >= kept.value;

@@ -8,7 +8,7 @@
 
 namespace ringdl {
 
-/// The only thing through which a collective touches payload.
+/// How two arrays become one, as it goes through messages. An executor carries it out.
 class Reducer {
  public:
   Reducer(DType dtype, Reduction reduction, int64_t divisor)

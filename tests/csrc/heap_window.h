@@ -1,0 +1,68 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "transport/shm/heap.h"
+#include "transport/window.h"
+
+namespace ringdl::check {
+
+/// A window onto ordinary memory, for ranks that are objects of one thread: some megabytes each.
+class HeapWindow final : public Window {
+ public:
+  struct Memory {
+    explicit Memory(size_t bytes) : buffer(bytes), heap(kAlignment, bytes) {}
+    Buffer buffer;
+    Heap heap;
+  };
+  using Memories = std::vector<std::shared_ptr<Memory>>;  // by rank; null: not reached
+
+  HeapWindow(int rank, Memories memories)
+      : memories_(std::move(memories)), own_(memories_[static_cast<size_t>(rank)]) {}
+
+  bool reaches(int rank) const override { return memories_[static_cast<size_t>(rank)] != nullptr; }
+  bool has_ended(int) const override { return false; }
+  std::byte* at(int rank, uint64_t offset) const override {
+    return memories_[static_cast<size_t>(rank)]->buffer.data() + offset;
+  }
+  std::optional<uint64_t> offset_of(const void* data, size_t bytes) const override {
+    const auto* const at = static_cast<const std::byte*>(data);
+    const std::byte* const begin = own_->buffer.data();
+    if (at < begin || at + bytes > begin + own_->buffer.size()) return std::nullopt;
+    return static_cast<uint64_t>(at - begin);
+  }
+  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+    const auto begin = own_->heap.take(std::max<size_t>(bytes, 1), kAlignment);
+    if (!begin) return nullptr;
+    return {own_->buffer.data() + *begin,
+            [own = own_, at = *begin](std::byte*) { own->heap.give_back(at); }};
+  }
+  std::shared_ptr<std::byte> allocate_stage(size_t bytes) override {
+    std::shared_ptr<std::byte> memory = allocate(bytes);
+    if (!memory) throw OutOfMemory("the heap is full");
+    return memory;
+  }
+  void free_once(std::shared_ptr<std::byte> memory, const std::atomic<uint64_t>& counter,
+                 uint64_t value) override {
+    kept_.push_back({std::move(memory), &counter, value});
+    std::erase_if(kept_, [](const Kept& kept) { return kept.counter->load() >= kept.value; });
+  }
+
+ private:
+  struct Kept {
+    std::shared_ptr<std::byte> memory;
+    const std::atomic<uint64_t>* counter;
+    uint64_t value;
+  };
+
+  const Memories memories_;
+  const std::shared_ptr<Memory> own_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace ringdl::check
