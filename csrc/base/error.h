@@ -28,6 +28,7 @@ class StallError : public Error {
 };
 
 /// A rank's process has ended without shutdown(): nothing that it takes part in can end any more.
+/// Groups without it go on.
 class RankFailedError : public Error {
  public:
   using Error::Error;

@@ -104,7 +104,7 @@ Failure AnyReceives::failure_by_leaving(const Work& work) const {
       work.group->size() == 2 ? "rank " + std::to_string(last) + " has" : "all other ranks have";
   return {ranks + " shut down without sending " + work.label() + ", for which rank " +
               std::to_string(self) + " waits. Have some rank send it before that",
-          false, work.description.joins};
+          FailureKind::kMismatch, work.description.joins};
 }
 
 }  // namespace ringdl

@@ -20,8 +20,8 @@ void BucketTable::add(int64_t number, BucketSpec spec) {
   }
   Bucket& bucket = buckets_[number];
   bucket.spec = std::move(spec);
-  bucket.failure = matching_.take(key_of(number)).failure.text;  // dropped elsewhere already
-  if (bucket.failure.empty()) prepare(number, bucket);
+  bucket.failure = matching_.take(key_of(number)).failure;  // dropped elsewhere already
+  if (!bucket.failure) prepare(number, bucket);
 }
 
 void BucketTable::prepare(int64_t number, Bucket& bucket) {
@@ -51,7 +51,7 @@ std::shared_ptr<Work> BucketTable::take_prepared(int64_t number) {
   const auto found = buckets_.find(number);
   if (found == buckets_.end()) throw UsageError("there is no bucket " + std::to_string(number));
   Bucket& bucket = found->second;
-  if (!bucket.failure.empty()) throw MismatchError(bucket.failure);
+  if (bucket.failure) bucket.failure.raise();
   if (!bucket.prepared) {
     throw UsageError(bucket.spec.label + " is in flight; wait for it before launching it again");
   }
@@ -77,13 +77,13 @@ void BucketTable::on_end(const Key& key, const Failure& why) {
   const auto found = buckets_.find(number_of(key));
   if (found == buckets_.end()) return;
   if (why) {
-    found->second.failure = why.text;
+    found->second.failure = why;
   } else {
     prepare(found->first, found->second);
   }
 }
 
-void BucketTable::on_failure(const Key& key, const std::string& why) {
+void BucketTable::on_failure(const Key& key, const Failure& why) {
   const auto found = buckets_.find(number_of(key));
   if (found == buckets_.end()) return;  // not made yet, or not any more
   found->second.failure = why;

@@ -44,7 +44,7 @@ class BucketTable {
   void add(int64_t number, BucketSpec spec);
   /// Takes the prepared instance, which the caller begins.
   /// @throws UsageError  no such bucket, or its last instance is in flight
-  /// @throws MismatchError  it has failed
+  /// @throws MismatchError, RankFailedError  it has failed
   std::shared_ptr<Work> take_prepared(int64_t number);
   /// Forgets a bucket. Returns its instance in flight, if there is one.
   std::shared_ptr<Work> remove(int64_t number);
@@ -54,7 +54,7 @@ class BucketTable {
   /// An instance has ended.
   void on_end(const Key& key, const Failure& why);
   /// The next instance is known to fail.
-  void on_failure(const Key& key, const std::string& why);
+  void on_failure(const Key& key, const Failure& why);
 
   /// On a rank that has joined: the others have launched so many instances.
   void on_launched(const Key& key);
@@ -72,7 +72,7 @@ class BucketTable {
     BucketSpec spec;
     std::shared_ptr<Work> prepared;  // the next instance, with receives posted
     std::shared_ptr<Work> running;
-    std::string failure;              // set once an instance has failed
+    Failure failure;                  // set once an instance has failed
     uint64_t launched_elsewhere = 0;  // instances, as far as a joined rank is told
   };
 

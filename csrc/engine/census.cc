@@ -230,7 +230,7 @@ void Census::on_answer(const ControlMessage& message, int64_t now) {
 
 void Census::on_left(const std::vector<int>& ranks, int64_t now) {
   for (auto& [key, count] : counts_) {
-    if (!count.group) continue;
+    if (!count.group || !host_.group_in_flight(key)) continue;  // nobody wants to know any more
     for (const int rank : ranks) {
       const int offset = count.offset_of(rank);
       if (offset == 0 || count.members[static_cast<size_t>(offset)].asked_ns == 0) continue;

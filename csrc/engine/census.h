@@ -58,7 +58,8 @@ class Census {
 
   void on_query(const ControlMessage& message, int64_t now_ns);
   void on_answer(const ControlMessage& message, int64_t now_ns);
-  /// Asks ranks that have left again: what they said before that is not their last word.
+  /// Asks ranks that have left again, of works in flight: what they said before that is not their
+  /// last word.
   void on_left(const std::vector<int>& ranks, int64_t now_ns);
   /// Called now and then.
   void look(int64_t now_ns);

@@ -114,6 +114,39 @@ void Departures::look(int64_t now) {
     }
     if (is_complete || now >= neighbour.due_ns) tell(neighbour, now);
   }
+  tell_quiet();
+}
+
+// To the parent, once all children have; the root tells all.
+void Departures::tell_quiet() {
+  const size_t children = neighbours_.size() - (rank_ > 0 ? 1 : 0);
+  if (is_quiet_ || quiet_children_ < children || !is_over() || !control_.idle()) return;
+  is_quiet_ = true;
+  if (rank_ == 0) {
+    tell_all_quiet();
+  } else {
+    MessageHead head;
+    head.type = MessageType::kQuiet;
+    control_.send(parent_of(rank_), head);
+  }
+}
+
+void Departures::tell_all_quiet() {
+  are_all_quiet_ = true;
+  MessageHead head;
+  head.type = MessageType::kQuiet;
+  for (const Neighbour& neighbour : neighbours_) {
+    if (neighbour.rank > rank_) control_.send(neighbour.rank, head);
+  }
+}
+
+void Departures::on_quiet(int from) {
+  if (from < rank_) {
+    tell_all_quiet();
+  } else {
+    ++quiet_children_;
+    tell_quiet();
+  }
 }
 
 void Departures::tell(Neighbour& neighbour, int64_t now) {

@@ -18,7 +18,9 @@ namespace ringdl {
 /// known everywhere.
 ///
 /// What is behind an edge of the tree is told over that edge alone, and each end knows when the
-/// other has nothing left to say: no message comes after is_over().
+/// other has nothing left to say of that. Other messages may still be on their way: answers to what
+/// a rank asked before it left. Sends may need the receiver to poll until they end, so no rank
+/// stops before it has heard, up the tree and down again, that all that was sent has left.
 class Departures {
  public:
   Departures(ControlPlane& control, int rank, int size);
@@ -33,8 +35,13 @@ class Departures {
   std::vector<int> on_leaving(const ControlMessage& message, int64_t now_ns);
   /// Called now and then: tells the neighbours.
   void look(int64_t now_ns);
-  /// Whether all ranks have left, and all that this one tells has been sent.
+  /// Whether all ranks are known to have left, and all that this one tells has been sent. Questions
+  /// need no answer from then on.
   bool is_over() const;
+  /// Another rank has said that all it has sent has left.
+  void on_quiet(int from);
+  /// Whether all ranks have: no message comes any more.
+  bool are_all_quiet() const { return are_all_quiet_; }
   /// What this rank, which has left, waits for, in words. For ranks that have not left all others
   /// wait: then the lowest of these has words, the others none.
   std::string awaited() const;
@@ -54,14 +61,19 @@ class Departures {
   bool are_neighbours(int a, int b) const;
   void learn(const std::vector<int>& ranks, int64_t now_ns, std::vector<int>& news);
   void tell(Neighbour& neighbour, int64_t now_ns);
+  void tell_quiet();
+  void tell_all_quiet();
 
   ControlPlane& control_;
   const int rank_;
   const int size_;
   std::vector<bool> left_;
-  std::vector<bool> told_of_;  // by the tree
-  bool previous_has_told_;     // to this rank alone
-  std::vector<Neighbour> neighbours_;
+  std::vector<bool> told_of_;          // by the tree
+  bool previous_has_told_;             // to this rank alone
+  std::vector<Neighbour> neighbours_;  // in the tree: the parent, if there is one, and the children
+  size_t quiet_children_ = 0;          // that have said so
+  bool is_quiet_ = false;              // this rank, and all below it
+  bool are_all_quiet_ = false;
 };
 
 }  // namespace ringdl

@@ -83,9 +83,9 @@ std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
     const std::shared_ptr<Work> work = any_receives_.submit(call, data, group);
     poll();
     if (work->ended()) return work;
-    if (const Failure failure = any_receives_.failure_by_leaving(*work)) {
-      fail_key(work->key, failure, false);
-    }
+    Failure failure = any_receives_.failure_by_leaving(*work);
+    if (!failure && work->sender < 0) failure = membership_.failure_in(*group);
+    if (failure) fail_key(work->key, failure, false);
     return work;
   }
   const Description description = header_of(call);
@@ -121,8 +121,9 @@ void Engine::begin(const std::shared_ptr<Work>& work) {
   works_.begin(work);
   matching_.advance(work->key);
   const Matching::Parked parked = matching_.take(work->key);
-  if (parked.failure) {
-    works_.fail(work, parked.failure);
+  const Failure failure = parked.failure ? parked.failure : membership_.failure_in(*work->group);
+  if (failure) {
+    works_.fail(work, failure);
     return;
   }
   if (works_.step(work)) return;
@@ -145,6 +146,7 @@ void Engine::pass_in_slots(const Call& call, const Key& key, const Group& group)
 
 Engine::Shortcut Engine::shortcut_for(const Call& call, const Key& key) {
   if (!hosts_.slots() || !has_reduction(call.dtype, call.reduction)) return Shortcut::kElsewhere;
+  if (!options_.executor->is_immediate()) return Shortcut::kElsewhere;
   if (!in_slots_.expired()) {
     const std::shared_ptr<Work> before = in_slots_.lock();
     if (before && !before->ended()) return Shortcut::kElsewhere;
@@ -158,8 +160,7 @@ Engine::Shortcut Engine::shortcut_for(const Call& call, const Key& key) {
 }
 
 SmallAllreduce Engine::begin_in_slots(const Call& call, const Key& key, void* data) {
-  return {*options_.executor,
-          {hosts_.slots(), key.instance, digest_of(call)},
+  return {{hosts_.slots(), key.instance, digest_of(call)},
           static_cast<std::byte*>(data),
           bytes_of(call),
           ReduceMany(call.dtype, call.reduction, size_),
@@ -203,7 +204,9 @@ std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
   joining_.on_launched(*work);
   matching_.advance(work->key);
   works_.begin(work);
-  if (!works_.step(work)) {
+  if (const Failure failure = membership_.failure_in(*work->group)) {
+    works_.fail(work, failure);
+  } else if (!works_.step(work)) {
     check_previous_left(work);
     poll();
   }

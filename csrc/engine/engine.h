@@ -85,6 +85,9 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   int poll();
   /// Looks, now and then, whether something is wrong. @returns what there is to print
   std::string watch_over(int64_t now_ns);
+  /// Finds, now and then, ranks that are no more, and tells the others. Works that these take part
+  /// in fail on all ranks; those of other groups go on.
+  void look_for_failed(int64_t now_ns);
   /// Whether there is something that poll() may move.
   bool is_busy() const;
   /// Whether the last polls have found no message. MPI libraries take one message per poll, or show
@@ -96,8 +99,12 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   void end_join(const std::shared_ptr<JoinSession::Session>& session);
   /// Tells the others that this rank submits nothing more.
   void leave() { membership_.departures().leave(clock_.now_ns()); }
-  /// Whether all ranks have told so, and this one's last messages have left.
-  bool have_all_left() const { return membership_.departures().is_over() && control_->idle(); }
+  /// Whether all ranks have told so, and all messages have left.
+  bool have_all_left() const {
+    return membership_.departures().are_all_quiet() && control_->idle();
+  }
+  /// Whether this one's have.
+  bool have_messages_left() const { return control_->idle(); }
   /// The end: gives up what is in flight, and lets go of the transport.
   void close();
 
@@ -139,6 +146,7 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   void handle(const ControlMessage& message);
   void answer_query(const ControlMessage& message);
   void on_left(const std::vector<int>& ranks);
+  void fail_rank(const Membership::Failed& failed);
   void apply(Work& work, int from, const MessageHead& head, const Description& description,
              const std::byte* payload);
   void compare(Work& work, int from, const Description& theirs);

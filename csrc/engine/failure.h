@@ -7,17 +7,31 @@
 
 namespace ringdl {
 
+/// Whose fault it is, and so the error that waits raise. The values travel in messages.
+enum class FailureKind : uint8_t {
+  kMismatch = 0,    // ranks disagree, or one left
+  kUsage = 1,       // it could not have ended well whatever the others did
+  kRankFailed = 2,  // a rank that takes part is no more
+};
+
 /// Why a work fails on all ranks.
 struct Failure {
-  std::string text;       // empty: it does not
-  bool is_usage = false;  // it could not have ended well whatever the others did
-  uint64_t joins = 0;     // how often all ranks had joined before it was submitted
+  std::string text;  // empty: it does not
+  FailureKind kind = FailureKind::kMismatch;
+  uint64_t joins = 0;  // how often all ranks had joined before it was submitted
 
   explicit operator bool() const { return !text.empty(); }
 
-  /// @throws UsageError, MismatchError
+  /// @throws UsageError, MismatchError, RankFailedError
   [[noreturn]] void raise() const {
-    if (is_usage) throw UsageError(text);
+    switch (kind) {
+      case FailureKind::kUsage:
+        throw UsageError(text);
+      case FailureKind::kRankFailed:
+        throw RankFailedError(text);
+      case FailureKind::kMismatch:
+        break;
+    }
     throw MismatchError(text);
   }
 };

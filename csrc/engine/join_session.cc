@@ -183,7 +183,7 @@ void JoinSession::answer(const Matching::Header& header) {
     matching_.take(key);
     for (const int to : told) {
       if (to == all_->rank) continue;
-      host_.tell_failure(to, MessageType::kMismatch, key, {why, true, theirs.joins});
+      host_.tell_failure(to, MessageType::kMismatch, key, {why, FailureKind::kUsage, theirs.joins});
     }
     return;
   }

@@ -1,6 +1,8 @@
 #include "engine/membership.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -16,11 +18,17 @@ constexpr int64_t kLookEveryNs = kSecond / 2;
 constexpr int kLooksBeforeFailed = 1;
 constexpr int kLooksAfterLeaving = 4;
 
-[[noreturn]] void raise_failed(int rank) {
-  throw RankFailedError("rank " + std::to_string(rank) +
-                        " has ended without shutdown(), so what it takes part in cannot end: "
-                        "find what ended its process (a crash, os._exit, too little memory) and "
-                        "start the job again");
+Failure failure_of(const Membership::Failed& failed) {
+  const std::string rank = "rank " + std::to_string(failed.rank);
+  if (!failed.why.empty()) {
+    return {rank + " cannot be reached any more, so what it takes part in cannot end: " +
+                failed.why + ". Repair that, and start the job again",
+            FailureKind::kRankFailed};
+  }
+  return {rank +
+              " has ended without shutdown(), so what it takes part in cannot end: find what ended "
+              "its process (a crash, os._exit, too little memory) and start the job again",
+          FailureKind::kRankFailed};
 }
 
 }  // namespace
@@ -32,21 +40,47 @@ Membership::Membership(Transport& transport, ControlPlane& control, const Hosts&
       size_(transport.size()),
       departures_(control, rank_, size_) {}
 
-void Membership::look_for_failed(int64_t now) {
-  const std::vector<int>& lost = transport_.lost();
-  for (const int rank : lost) {
-    if (!is_leaving() && !has_left(rank)) raise_failed(rank);
+std::vector<Membership::Failed> Membership::find_failed(int64_t now) {
+  std::vector<Failed> found;
+  const auto& lost = transport_.lost();
+  for (const Transport::Lost& one : lost) {
+    if (!is_gone(one.rank) && (!is_leaving() || !one.why.empty())) {
+      found.push_back({one.rank, one.why});
+    }
   }
   const auto& window = hosts_.window();
-  if ((!window && lost.empty()) || now < next_look_ns_) return;
+  if ((!window && lost.empty()) || now < next_look_ns_) return found;
   next_look_ns_ = now + kLookEveryNs;
   const int looks = is_leaving() ? kLooksAfterLeaving : kLooksBeforeFailed;
   for (int rank = 0; rank < size_; ++rank) {
-    if (has_left(rank)) continue;
-    const bool has_ended = std::ranges::count(lost, rank) > 0 ||
+    const auto is_it = [rank](const auto& one) { return one.rank == rank; };
+    if (is_gone(rank) || std::ranges::any_of(found, is_it)) continue;
+    const bool has_ended = std::ranges::any_of(lost, is_it) ||
                            (window && window->reaches(rank) && window->has_ended(rank));
-    if (has_ended && ++missed_[rank] > looks) raise_failed(rank);
+    if (has_ended && ++missed_[rank] > looks) found.push_back({rank, {}});
   }
+  return found;
+}
+
+bool Membership::has_failed(int rank) const {
+  return std::ranges::any_of(failed_, [rank](const Failed& one) { return one.rank == rank; });
+}
+
+bool Membership::fail(Failed failed) {
+  if (is_gone(failed.rank)) return false;
+  failed_.push_back(std::move(failed));
+  return true;
+}
+
+Failure Membership::failure_in(const Group& group) const {
+  for (const Failed& failed : failed_) {
+    if (group.index_of(failed.rank) >= 0) return failure_of(failed);
+  }
+  return {};
+}
+
+void Membership::refuse_failed() const {
+  if (!failed_.empty()) failure_of(failed_.front()).raise();
 }
 
 }  // namespace ringdl

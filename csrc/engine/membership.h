@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "engine/departures.h"
+#include "engine/failure.h"
+#include "engine/group.h"
 #include "engine/hosts.h"
 #include "transport/transport.h"
 
@@ -24,11 +26,27 @@ class Membership {
   /// Whether this rank has.
   bool is_leaving() const { return departures_.has_left(rank_); }
 
+  struct Failed {
+    int rank;
+    std::string why;  // cannot be reached; empty: its process has ended
+  };
   /// Called now and then by whoever waits. Finds ranks that are no more: at once where the
   /// transport has lost them, and else those of this host whose processes have ended while the
   /// launcher goes on without them, as MPICH's may after an exit.
-  /// @throws RankFailedError
-  void look_for_failed(int64_t now_ns);
+  /// @returns  those that were not known to have failed
+  std::vector<Failed> find_failed(int64_t now_ns);
+
+  /// A rank is no more.
+  /// @returns  whether that is news; it is none that a rank has ended which had left
+  bool fail(Failed failed);
+  bool has_failed(int rank) const;
+  /// Whether a rank answers no message: it has left or failed.
+  bool is_gone(int rank) const { return has_left(rank) || has_failed(rank); }
+
+  /// Why works of a group cannot end; no failure if all its ranks are there.
+  Failure failure_in(const Group& group) const;
+  /// @throws RankFailedError  some rank has failed
+  void refuse_failed() const;
 
  private:
   Transport& transport_;
@@ -36,7 +54,8 @@ class Membership {
   const int rank_;
   const int size_;
   Departures departures_;
-  std::map<int, int> missed_;  // ranks without a process: at so many looks
+  std::map<int, int> missed_;   // ranks without a process: at so many looks
+  std::vector<Failed> failed_;  // in the order in which that was found
   int64_t next_look_ns_ = 0;
 };
 

@@ -1,4 +1,5 @@
-// What control messages do: works are matched, compared, and failed on all ranks of their group.
+// What control messages do: works are matched, compared, and failed on all ranks of their group;
+// and what becomes of the works of a rank that has failed.
 
 #include <algorithm>
 #include <utility>
@@ -47,10 +48,12 @@ void Engine::handle(const ControlMessage& message) {
     }
     case MessageType::kMismatch:
     case MessageType::kVerdict:
-      fail_key(head.key, {text, head.flag != 0, head.value}, head.type == MessageType::kVerdict);
+      fail_key(head.key, {text, static_cast<FailureKind>(head.flag), head.value},
+               head.type == MessageType::kVerdict);
       break;
     case MessageType::kQuery:
     case MessageType::kCount:
+      if (membership_.departures().is_over()) break;
       if (joining_.is_joined()) {
         joining_.put_off({message.from, head, message.description, nullptr});
       } else if (answers_later()) {
@@ -73,6 +76,12 @@ void Engine::handle(const ControlMessage& message) {
       break;
     case MessageType::kLaunched:
       buckets_.on_launched(head.key);
+      break;
+    case MessageType::kQuiet:
+      membership_.departures().on_quiet(message.from);
+      break;
+    case MessageType::kFailed:
+      fail_rank({static_cast<int>(head.value), text});
       break;
     case MessageType::kLeaving:
       on_left(membership_.departures().on_leaving(message, clock_.now_ns()));
@@ -97,6 +106,32 @@ void Engine::on_left(const std::vector<int>& ranks) {
   }
   for (const auto& work : works) check_previous_left(work);
   diagnosis_.on_left(ranks, clock_.now_ns());
+}
+
+void Engine::look_for_failed(int64_t now) {
+  for (const Membership::Failed& failed : membership_.find_failed(now)) {
+    MessageHead head;
+    head.type = MessageType::kFailed;
+    head.value = static_cast<uint64_t>(failed.rank);
+    const std::string_view why = cut_to_fit(failed.why, kMaxPayloadBytes);
+    for (int to = 0; to < size_; ++to) {
+      if (to == rank_ || to == failed.rank || membership_.is_gone(to)) continue;
+      control_->send(to, head, nullptr, why.data(), why.size());
+    }
+    fail_rank(failed);
+  }
+}
+
+void Engine::fail_rank(const Membership::Failed& failed) {
+  if (!membership_.fail(failed)) return;
+  transport_->expect_stray_messages();
+  std::vector<std::shared_ptr<Work>> works;
+  for (const auto& [key, work] : works_.in_flight()) {
+    const bool has_message = work->names_no_sender && work->sender >= 0;  // a work of its own
+    if (work->group->index_of(failed.rank) >= 0 && !has_message) works.push_back(work);
+  }
+  for (const auto& work : works) works_.fail(work, membership_.failure_in(*work->group));
+  works_.forget_drains(failed.rank);
 }
 
 void Engine::apply(Work& work, int from, const MessageHead& head, const Description& description,
@@ -132,7 +167,7 @@ void Engine::compare(Work& work, int from, const Description& theirs) {
   }
   fail_everywhere(
       work, {"ranks disagree on " + work.label() + ": " + differs + ". Pass the same on all ranks",
-             false, work.description.joins});
+             FailureKind::kMismatch, work.description.joins});
 }
 
 void Engine::refuse(const Call& call, const std::string& why) {
@@ -144,7 +179,7 @@ void Engine::refuse(const Call& call, const std::string& why) {
   if (group->is_all()) works_.count_refused();
   const std::string label = label_of(key, describe(call), *group);
   const Failure failure{"rank " + std::to_string(rank_) + " cannot make " + label + ": " + why,
-                        false, joining_.meetings()};
+                        FailureKind::kMismatch, joining_.meetings()};
   transport_->expect_stray_messages();
   for (const int to : group->ranks) {
     if (to != rank_) tell_failure(to, MessageType::kMismatch, key, failure);
@@ -165,13 +200,13 @@ void Engine::fail_everywhere(const Work& work, const Failure& why) {
 void Engine::tell_failure(int to, MessageType type, const Key& key, const Failure& why) {
   const std::string text(cut_to_fit(why.text, kMaxPayloadBytes));
   if (to == rank_) {
-    fail_key(key, {text, why.is_usage, why.joins}, type == MessageType::kVerdict);
+    fail_key(key, {text, why.kind, why.joins}, type == MessageType::kVerdict);
     return;
   }
   MessageHead head;
   head.type = type;
   head.key = key;
-  head.flag = why.is_usage ? 1 : 0;
+  head.flag = static_cast<uint8_t>(why.kind);
   head.value = why.joins;
   control_->send(to, head, nullptr, text.data(), text.size());
 }
@@ -188,7 +223,7 @@ void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
     return;  // another rank told the same before
   } else if (key.space == KeySpace::kBucket) {
     matching_.park_failure(key, why);
-    buckets_.on_failure(key, why.text);
+    buckets_.on_failure(key, why);
   } else if ((skip || why.joins < joining_.meetings()) && matching_.is_next(key)) {
     matching_.advance(key);
     matching_.take(key);
@@ -224,7 +259,7 @@ void Engine::fail_for_left(const Key& key, int left_rank) {
       *work,
       {"rank " + std::to_string(left_rank) + " has shut down without submitting " + work->label() +
            ", for which rank " + std::to_string(rank_) + " waits. " + cure_of_leaving(key),
-       false, work->description.joins});
+       FailureKind::kMismatch, work->description.joins});
 }
 
 bool Engine::is_ahead(const Key& key) const {
@@ -237,7 +272,7 @@ SharedGroup Engine::group_in_flight(const Key& key) const {
 }
 
 void Engine::tell_verdict(int to, const Key& key, const std::string& why) {
-  tell_failure(to, MessageType::kVerdict, key, {why, false, joining_.meetings()});
+  tell_failure(to, MessageType::kVerdict, key, {why, FailureKind::kMismatch, joining_.meetings()});
 }
 
 }  // namespace ringdl

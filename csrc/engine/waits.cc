@@ -93,7 +93,7 @@ void Driver::progress_until(Lock& lock, const std::function<void()>& interrupted
     watch_over(now);
     look(now);
     if (done()) break;
-    engine_.membership().look_for_failed(now);
+    engine_.look_for_failed(now);
     lock.unlock();
     backoff.pause();
     now = now_ns();
@@ -223,7 +223,10 @@ void Driver::finish_works(Lock& lock, const std::function<void()>& interrupted) 
   engine_.buckets().clear();
   progress_until(
       lock, interrupted, [&] { return works.is_drained(); },
-      [this](int64_t now) { tell_shutdown_waits("the messages of works that failed", now); });
+      [this](int64_t now) {
+        engine_.membership().refuse_failed();
+        tell_shutdown_waits("the messages of works that failed", now);
+      });
 }
 
 void Driver::tell_shutdown_waits(const std::string& what, int64_t now) {
@@ -254,8 +257,11 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
   progress_until(
       lock, interrupted, [this] { return engine_.have_all_left(); },
       [&](int64_t now) {
+        engine_.membership().refuse_failed();
         if (departures.is_over()) {
-          tell_shutdown_waits("its last messages to leave", now);
+          const bool own = !engine_.have_messages_left();
+          tell_shutdown_waits(own ? "its last messages to leave" : "those of other ranks to leave",
+                              now);
         } else {
           std::fputs(engine_.watchdog().look_at_shutdown(departures.awaited(), now).c_str(),
                      stderr);

@@ -97,7 +97,7 @@ enum class MessageType : uint8_t {
   kData,        // payload of message `sequence`
   kGrant,       // `tag`: the receiver is ready for the large messages of a key, on this tag
   kClose,       // `sequence` large messages were sent on a granted tag and no more will be
-  kMismatch,    // text: the key fails on every rank; `flag`: by a UsageError
+  kMismatch,    // text: the key fails on every rank; `flag`: the FailureKind
   kVerdict,     // text: likewise, and ranks that never submitted the key skip it
   kQuery,       // has the receiver submitted the key? `sequence` numbers the question
   kAnswer,      // `flag`: submitted; `value`: the serial number of the answering rank's wait
@@ -111,6 +111,9 @@ enum class MessageType : uint8_t {
               // do that the payload names, a bit each from rank `value` on
   kJoined,    // the sender submits nothing of its own until the meeting number `value`
   kLaunched,  // to a rank that has: this bucket was launched
+  kQuiet,     // all have left, and what the sender and those below it in the tree have sent has
+              // left, too; from above: of all ranks
+  kFailed,    // rank `value` has ended without shutdown(), or text: why it cannot be reached
 };
 
 struct MessageHead {

@@ -139,7 +139,9 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
     keep_for_good(work->memory);
   }
   work->last_operation = executor_.last();
-  if (is_idle(*work)) {
+  if (why.kind == FailureKind::kRankFailed && work->collective->pieces() >= 0) {
+    keep_for_good(work);  // other ranks may write to its buffer: it is not released
+  } else if (is_idle(*work)) {
     release(*work);
   } else {
     leaving_.push_back(work);
@@ -174,6 +176,14 @@ void WorkTable::on_closed(int from, const Key& key, int64_t sent) {
     drain->open.sent = sent;
     drain->receive_next();
   }
+}
+
+void WorkTable::forget_drains(int rank) {
+  std::erase_if(drains_, [this, rank](const auto& drain) {
+    if (drain->open.from != rank) return false;
+    if (drain->receive) transport_.withdraw(*drain->receive);
+    return true;
+  });
 }
 
 void WorkTable::count_unseen() {

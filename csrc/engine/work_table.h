@@ -69,6 +69,8 @@ class WorkTable {
 
   /// A rank has told how many messages it sent on the tag that a failed work granted.
   void on_closed(int from, const Key& key, int64_t sent);
+  /// No more messages come from a rank.
+  void forget_drains(int rank);
   /// The longest message that may come on such a tag.
   void set_longest_message(size_t bytes) { longest_message_ = bytes; }
 

@@ -9,7 +9,8 @@
 
 namespace ringdl {
 
-/// How a rank best stores what another rank of its host reads next: into its cache, from where the
+/// How a rank best stores what another rank of its host reads next, and what it has read of others:
+/// into its cache, from where the
 /// lines come to the other core, or past the caches, so that they come from memory.
 ///
 /// That depends on where the two cores are. Past the caches takes a fifth more time if they share

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace ringdl {
@@ -28,7 +29,8 @@ class Completion {
 /// the caller and must stay alive and unmoved until the operation has ended.
 ///
 /// Threads: calls are made by one thread at a time; the driver's lock sees to that.
-/// Errors: a failure of the layer below raises Error, naming the call.
+/// Errors: where a message fails, the rank at its other end is lost(). A failure of the layer below
+/// that belongs to no message raises Error, naming the call.
 class Transport {
  public:
   static constexpr int kAnyRank = -1;
@@ -59,10 +61,15 @@ class Transport {
   /// Returns false if a message had been matched already: it has then been received.
   virtual bool withdraw(Ticket receive) = 0;
 
-  /// Ranks that are known to take and send no more messages, in the order in which that was found.
-  /// What they had sent has been received; sends to them end, and receives from them never do.
-  virtual const std::vector<int>& lost() const {
-    static const std::vector<int> none;
+  /// A rank that is known to take and send no more messages.
+  struct Lost {
+    int rank;
+    std::string why;  // what the layer below says; empty: its process has ended
+  };
+  /// In the order in which that was found. What they had sent has been received; sends to them end,
+  /// and receives from them never do.
+  virtual const std::vector<Lost>& lost() const {
+    static const std::vector<Lost> none;
     return none;
   }
 

@@ -38,7 +38,7 @@ class Hooked final : public Transport {
     hooks_.withdrawn();
     return free;
   }
-  const std::vector<int>& lost() const override { return below_->lost(); }
+  const std::vector<Lost>& lost() const override { return below_->lost(); }
 
  private:
   std::unique_ptr<Transport> below_;

@@ -17,7 +17,8 @@ namespace ringdl::check {
 /// Checks what Channel's contract asks of a collective: both ends name the same sizes; what was
 /// handed over is not touched, and not handed over twice, before it has ended.
 ///
-/// It steps a rank again only after one of its messages or operations has ended. Sends may end
+/// It steps a rank again only after one of its messages or operations has ended, unless the rank
+/// works in memory that others write to. Sends may end
 /// before they are received, or only then; which, the seed decides. Nothing is taken from an edge
 /// whose two ends do not have the same header.
 class Network {
@@ -58,10 +59,11 @@ class Network {
   bool run(const std::vector<std::unique_ptr<Collective>>& parts) {
     touched_.assign(parts.size(), true);
     std::vector<bool> done(parts.size(), false);
-    for (;;) {
+    for (int64_t turn = 0; turn < kMostTurns; ++turn) {
       std::vector<int> steps;
       for (int rank = 0; rank < size_; ++rank) {
-        if (touched_[rank] && !done[rank]) steps.push_back(rank);
+        const bool is_polled = !done[rank] && parts[rank]->pieces() >= 0;
+        if ((touched_[rank] || is_polled) && !done[rank]) steps.push_back(rank);
       }
       const std::vector<Event> events = possible_events();
       if (steps.empty() && events.empty()) break;
@@ -83,6 +85,8 @@ class Network {
   std::vector<int> finished;  // ranks, in this order
 
  private:
+  static constexpr int64_t kMostTurns = 2'000'000;  // of a run that never ends
+
   enum class Eager { kNever, kAlways, kSometimes };
 
   struct Message {

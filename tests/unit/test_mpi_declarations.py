@@ -30,7 +30,7 @@ def _compile(header: Path, abi: str) -> subprocess.CompletedProcess[str]:
             f"-I{ROOT / 'csrc'}",
             f"-I{header.parent}",
             f"-DRINGDL_ABI={abi}",
-            str(ROOT / "tests/csrc/mpi_declarations.cc"),
+            str(ROOT / "tests/csrc/transport/mpi/mpi_declarations.cc"),
         ],
         capture_output=True,
         text=True,

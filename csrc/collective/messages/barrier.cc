@@ -21,6 +21,9 @@ bool Barrier::step(Channel& channel) {
     channel.receive((rank - (1 << round_) + size) % size, nullptr, 0);
     channel.send((rank + (1 << round_)) % size, nullptr, 0);
   }
+  for (; 2 << sent_ < size; ++sent_) {
+    if (channel.sent((rank + (2 << sent_)) % size) == 0) return false;
+  }
   return true;
 }
 

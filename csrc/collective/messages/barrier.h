@@ -17,6 +17,7 @@ class Barrier final : public Collective {
 
  private:
   int round_ = 0;  // rounds that are complete
+  int sent_ = 0;   // messages that have left, the first so many
 };
 
 /// MPI's own allreduce: Python calls it once this barrier has found that all ranks mean the same.

@@ -8,17 +8,12 @@ namespace ringdl {
 SlotExchange::State SlotExchange::step(std::span<const std::byte> own) {
   Slots& slots = *call_.slots;
   if (!has_put_) {
-    if (copied_ && !executor_.is_done(*copied_)) return State::kNotYet;
     if (slots.is_too_late(call_.instance)) {
       finish();
       return State::kElsewhere;
     }
-    if (!copied_) {
-      if (!slots.can_put(call_.instance)) return State::kNotYet;
-      copied_ = executor_.copy(slots.room(call_.instance), own.data(), own.size());
-      if (!executor_.is_done(*copied_)) return State::kNotYet;
-    }
-    slots.publish(call_.instance, call_.digest);
+    if (!slots.can_put(call_.instance)) return State::kNotYet;
+    slots.put(call_.instance, call_.digest, own.data(), own.size());
     has_put_ = true;
   }
   for (; seen_ < slots.size(); ++seen_) {
@@ -43,13 +38,6 @@ std::string SlotExchange::describe() const {
 SlotExchange::State SmallAllreduce::step(int size) {
   const SlotExchange::State state = exchange_.step({data_, bytes_});
   if (state != SlotExchange::State::kAllHavePut) return state;
-  if (!reduced_) reduced_ = reduce(size);
-  if (!executor_.is_done(*reduced_)) return SlotExchange::State::kNotYet;
-  exchange_.finish();
-  return state;
-}
-
-Executor::Ticket SmallAllreduce::reduce(int size) {
   constexpr int kFew = 8;
   std::array<const std::byte*, kFew> few;
   std::vector<const std::byte*> many(size > kFew ? static_cast<size_t>(size) : 0);
@@ -57,7 +45,9 @@ Executor::Ticket SmallAllreduce::reduce(int size) {
   for (int rank = 0; rank < size; ++rank) {
     sources[rank] = rank == rank_ ? data_ : exchange_.payload(rank);
   }
-  return executor_.reduce(reduce_many_, {sources, static_cast<size_t>(size)}, {&data_, 1}, bytes_);
+  reduce_many_({sources, static_cast<size_t>(size)}, {&data_, 1}, bytes_);
+  exchange_.finish();
+  return state;
 }
 
 bool SlotAllreduce::step(Channel& channel) {

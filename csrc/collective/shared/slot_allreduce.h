@@ -2,13 +2,12 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 
 #include "collective/collective.h"
 #include "collective/shared/slots.h"
-#include "reduce/executor.h"
+#include "reduce/reduce_many.h"
 
 namespace ringdl {
 
@@ -24,8 +23,7 @@ class SlotExchange {
  public:
   enum class State : uint8_t { kNotYet, kAllHavePut, kElsewhere };
 
-  SlotExchange(Executor& executor, SlotCall call, int rank)
-      : executor_(executor), call_(std::move(call)), rank_(rank) {
+  SlotExchange(SlotCall call, int rank) : call_(std::move(call)), rank_(rank) {
     call_.slots->begin(call_.instance);
   }
 
@@ -42,22 +40,19 @@ class SlotExchange {
   std::string describe() const;
 
  private:
-  Executor& executor_;
   const SlotCall call_;
   const int rank_;
-  std::optional<Executor::Ticket> copied_;  // into the slot
   bool has_put_ = false;
   int seen_ = 0;  // ranks 0 .. seen_-1 have put
 };
 
-/// Reduces a small array in slots: each rank reads those of all others and reduces for itself, in
-/// rank order. No messages, and two cache lines' latency.
+/// Reduces a small array of the CPU's memory in slots: each rank reads those of all others and
+/// reduces for itself, in rank order. No messages, and two cache lines' latency: so little that a
+/// call through an executor would show.
 class SmallAllreduce {
  public:
-  SmallAllreduce(Executor& executor, SlotCall call, std::byte* data, size_t bytes,
-                 ReduceMany reduce_many, int rank)
-      : executor_(executor),
-        exchange_(executor, std::move(call), rank),
+  SmallAllreduce(SlotCall call, std::byte* data, size_t bytes, ReduceMany reduce_many, int rank)
+      : exchange_(std::move(call), rank),
         data_(data),
         bytes_(bytes),
         reduce_many_(reduce_many),
@@ -71,15 +66,11 @@ class SmallAllreduce {
   std::string describe() const { return exchange_.describe(); }
 
  private:
-  Executor::Ticket reduce(int size);
-
-  Executor& executor_;
   SlotExchange exchange_;
   std::byte* const data_;
   const size_t bytes_;
   const ReduceMany reduce_many_;
   const int rank_;
-  std::optional<Executor::Ticket> reduced_;
 };
 
 /// The same as a collective; where slots are not possible, by another one, which also finds what

@@ -25,12 +25,9 @@ bool Slots::can_put(uint64_t instance) {
   return true;
 }
 
-std::byte* Slots::room(uint64_t instance) {
-  return reinterpret_cast<std::byte*>(&head(rank_, instance)) + kLineBytes;
-}
-
-void Slots::publish(uint64_t instance, uint64_t digest) {
+void Slots::put(uint64_t instance, uint64_t digest, const std::byte* data, size_t bytes) {
   Head& slot = head(rank_, instance);
+  std::memcpy(reinterpret_cast<std::byte*>(&slot) + kLineBytes, data, bytes);
   slot.digest = digest;
   slot.sequence.store(instance + 1, std::memory_order_release);
   reached(rank_).store(instance + 1, std::memory_order_release);

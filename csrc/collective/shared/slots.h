@@ -48,11 +48,9 @@ class Slots {
   bool is_too_late(uint64_t instance) const {
     return reached(rank_).load(std::memory_order_relaxed) > instance;
   }
-  /// Where this rank's array goes, kPayloadBytes at most, if can_put().
-  std::byte* room(uint64_t instance);
-  /// It is there.
   /// @param digest  what all ranks must agree on
-  void publish(uint64_t instance, uint64_t digest);
+  /// @param bytes  at most kPayloadBytes
+  void put(uint64_t instance, uint64_t digest, const std::byte* data, size_t bytes);
   void pass(uint64_t instance);
 
   /// What a rank does in this instance. Instances that this rank has finished are forgotten.

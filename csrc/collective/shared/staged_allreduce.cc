@@ -15,7 +15,7 @@ constexpr size_t kSmallestBlock = 256 << 10;
 constexpr size_t kLargestBlock = 1 << 20;
 constexpr size_t kSmallestChunk = 16 << 10;
 
-// From here on arrays are written past the caches, and so are stages if the trial says so.
+// From here on arrays and stages are written past the caches if the trial says so.
 constexpr size_t kStreamedBytes = 1 << 20;
 
 // So many at most in one step(): about half a millisecond, in which the driver's lock is held.
@@ -122,7 +122,7 @@ Executor::Ticket StagedAllreduce::copy_in(uint64_t block) const {
     const Span part = chunk(rank, block);
     last =
         std::max(last, executor_.copy(stage(rank_, block) + part.begin, array(block) + part.begin,
-                                      part.bytes, streams_stage(block)));
+                                      part.bytes, streams_block(block)));
   }
   return last;
 }
@@ -135,7 +135,7 @@ Executor::Ticket StagedAllreduce::reduce(uint64_t block) const {
     sources.push_back(rank == rank_ ? own : stage(rank, block) + part.begin);
   }
   const std::array targets = {own, stage(rank_, block) + part.begin};
-  return executor_.reduce(reduce_many_, sources, targets, part.bytes, streams_stage(block));
+  return executor_.reduce(reduce_many_, sources, targets, part.bytes, streams_block(block));
 }
 
 Executor::Ticket StagedAllreduce::copy_out(uint64_t block) const {
@@ -144,7 +144,7 @@ Executor::Ticket StagedAllreduce::copy_out(uint64_t block) const {
     if (rank == rank_) continue;
     const Span part = chunk(rank, block);
     last = std::max(last, executor_.copy(array(block) + part.begin, stage(rank, block) + part.begin,
-                                         part.bytes, streams_));
+                                         part.bytes, streams_block(block)));
   }
   return last;
 }

@@ -39,7 +39,7 @@ class StagedAllreduce final : public Collective {
   int size() const { return static_cast<int>(stages_.size()); }
   bool all_have_done(uint64_t steps);
   bool do_next();
-  bool streams_stage(uint64_t block) const {
+  bool streams_block(uint64_t block) const {
     return streams_ && trial_.streams(first_block_ + block);
   }
   void timed(uint64_t block, Executor::Ticket (StagedAllreduce::*part)(uint64_t) const);
@@ -62,7 +62,7 @@ class StagedAllreduce final : public Collective {
   const size_t chunk_bytes_;
   const size_t block_bytes_;
   const uint64_t blocks_;
-  const bool streams_;  // arrays; and stages, if that is faster
+  const bool streams_;  // past the caches, if that is faster
   StoreTrial& trial_;
   const uint64_t first_block_;  // there
   uint64_t next_ = 0;           // step,

@@ -29,7 +29,7 @@ HostAllreduce::HostAllreduce(Executor& executor, std::shared_ptr<Window> window,
       rank_(layout_->local_rank),
       on_host_(layout_->local_ranks(), rank_) {
   find_places();
-  if (slot_call) exchange_.emplace(cpu_executor(), std::move(*slot_call), rank_);
+  if (slot_call) exchange_.emplace(std::move(*slot_call), rank_);
 }
 
 // Other ranks look at the counters once all of their host have told where their arrays are: on one

@@ -75,14 +75,19 @@ class MpiTransport final : public Transport {
 
   Ticket send(int to, int tag, const void* data, size_t bytes, Completion& owner) override {
     Handle request;
-    check(mpi_.Isend(data, static_cast<int>(bytes), byte_, to, tag, comm_, &request), "MPI_Isend");
-    const Ticket ticket = slots_.add({&owner, kUnmatched});
-    track(ticket, request);
+    const Ticket ticket = slots_.add({&owner, kUnmatched, to, true});
+    const int result = mpi_.Isend(data, static_cast<int>(bytes), byte_, to, tag, comm_, &request);
+    if (result == 0) {
+      track(ticket, request);
+    } else {
+      lose(to, result, "MPI_Isend");
+      ending_.push_back(ticket);
+    }
     return ticket;
   }
 
   Ticket receive(int from, int tag, void* data, size_t bytes, Completion& owner) override {
-    const Ticket ticket = slots_.add({&owner, kUnmatched});
+    const Ticket ticket = slots_.add({&owner, kUnmatched, from});
     if (from == kAnyRank) {
       unmatched_.push_back({ticket, tag, data, bytes});
     } else {
@@ -93,33 +98,32 @@ class MpiTransport final : public Transport {
 
   int poll() override {
     match_receives();
-    if (requests_.empty()) return 0;
     int found = 0;
+    if (requests_.empty()) return tell_endings();
     const int result = mpi_.Testsome(static_cast<int>(requests_.size()), requests_.data(), &found,
                                      indices_.data(), statuses_.data());
     if (found <= 0) {  // nothing, or MPI_UNDEFINED
       check(result, "MPI_Testsome");
-      return 0;
+      return tell_endings();
     }
-    int failure = result;  // if MPI_ERR_IN_STATUS: what the first failed message met
-    for (int i = 0; i < found && result != 0; ++i) {
-      if (statuses_[i].error != 0) {
-        failure = statuses_[i].error;
-        break;
+    std::vector<Ticket> failed;
+    for (int i = 0; i < found; ++i) {
+      const Ticket ticket = tickets_[indices_[i]];
+      const int error = result == 0 ? 0 : statuses_[i].error;  // set if MPI_ERR_IN_STATUS
+      if (error != 0) {
+        lose(slots_[ticket].peer, error, "MPI_Testsome");
+        failed.push_back(ticket);
       }
+      if (error == 0 || slots_[ticket].is_send) ending_.push_back(ticket);
     }
-    for (int i = 0; i < found; ++i) ending_.push_back(tickets_[indices_[i]]);
+    if (failed.empty()) check(result, "MPI_Testsome");
     std::sort(indices_.begin(), indices_.begin() + found, std::greater<>());
     for (int i = 0; i < found; ++i) forget(indices_[i]);
-    check(failure, "MPI_Testsome");
-    while (!ending_.empty()) {
-      const Ticket ticket = ending_.front();
-      ending_.pop_front();
-      slots_[ticket].owner->ended(ticket);
-      slots_.remove(ticket);
-    }
-    return found;
+    for (const Ticket ticket : failed) slots_[ticket].index = kUnmatched;
+    return tell_endings();
   }
+
+  const std::vector<Lost>& lost() const override { return lost_; }
 
   bool withdraw(Ticket receive) override {
     if (const auto it = std::find(ending_.begin(), ending_.end(), receive); it != ending_.end()) {
@@ -150,7 +154,9 @@ class MpiTransport final : public Transport {
 
   struct Slot {
     Completion* owner;
-    int index;  // into requests_, or kUnmatched
+    int index;  // into requests_, or kUnmatched: it has no request
+    int peer;
+    bool is_send = false;
   };
 
   // A receive from any rank for which no message has come.
@@ -169,19 +175,44 @@ class MpiTransport final : public Transport {
     }
   }
 
-  void check(int result, const char* call) const {
-    if (result == 0) return;
+  std::string text_of(int result, const char* call) const {
     char text[1024] = "";  // MPI_MAX_ERROR_STRING is 256 in Open MPI and 512 in MPICH
     int length = 0;
     mpi_.Error_string(result, text, &length);
-    throw Error(std::string(call) + " failed: " + text);
+    return std::string(call) + " failed: " + text;
+  }
+
+  void check(int result, const char* call) const {
+    if (result != 0) throw Error(text_of(result, call));
+  }
+
+  // A message to or from a rank has failed.
+  void lose(int rank, int result, const char* call) {
+    const bool is_known =
+        std::ranges::any_of(lost_, [rank](const Lost& one) { return one.rank == rank; });
+    if (!is_known) lost_.push_back({rank, text_of(result, call)});
+  }
+
+  int tell_endings() {
+    int told = 0;
+    for (; !ending_.empty(); ++told) {
+      const Ticket ticket = ending_.front();
+      ending_.pop_front();
+      slots_[ticket].owner->ended(ticket);
+      slots_.remove(ticket);
+    }
+    return told;
   }
 
   void start_receive(Ticket ticket, int from, int tag, void* data, size_t bytes) {
     Handle request;
-    check(mpi_.Irecv(data, static_cast<int>(bytes), byte_, from, tag, comm_, &request),
-          "MPI_Irecv");
-    track(ticket, request);
+    slots_[ticket].peer = from;
+    const int result = mpi_.Irecv(data, static_cast<int>(bytes), byte_, from, tag, comm_, &request);
+    if (result == 0) {
+      track(ticket, request);
+    } else {
+      lose(from, result, "MPI_Irecv");  // the receive never ends
+    }
   }
 
   // Receives from any rank are posted once a message is there, from its sender. MPICH 5.0.2 over
@@ -237,6 +268,7 @@ class MpiTransport final : public Transport {
   std::vector<int> indices_;
   std::vector<Status> statuses_;
   std::deque<Ticket> ending_;
+  std::vector<Lost> lost_;
 };
 
 }  // namespace

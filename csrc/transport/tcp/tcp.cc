@@ -162,7 +162,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
     return slot.state == State::kPosted;
   }
 
-  const std::vector<int>& lost() const override { return lost_; }
+  const std::vector<Lost>& lost() const override { return lost_; }
 
  private:
   enum class State { kSending, kPosted, kFilling, kEnded };
@@ -255,7 +255,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     forget_descriptor(peer.connection->socket());
     peer.connection.reset();  // closed, so epoll forgets it
-    lost_.push_back(rank);
+    lost_.push_back({rank, {}});
   }
 
   std::optional<Ticket> take_posted(int from, int tag) {
@@ -369,7 +369,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
   std::unordered_map<Source, std::deque<Ticket>, SourceHash> posted_;  // kept: tags are reused
   std::unordered_map<int, Messages> unexpected_;                       // by tag, as they came
   std::deque<Ticket> ending_;
-  std::vector<int> lost_;
+  std::vector<Lost> lost_;
 };
 
 }  // namespace

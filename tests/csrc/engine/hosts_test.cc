@@ -50,7 +50,7 @@ void test_slots() {
           continue;
         }
         const uint64_t own = instance * 10 + static_cast<uint64_t>(rank);
-        SlotExchange exchange(cpu_executor(), {slots, instance, instance}, rank);
+        SlotExchange exchange({slots, instance, instance}, rank);
         SlotExchange::State state = SlotExchange::State::kNotYet;
         while (state == SlotExchange::State::kNotYet) {
           state = exchange.step({reinterpret_cast<const std::byte*>(&own), sizeof(own)});
@@ -83,13 +83,13 @@ void test_slots_passed_over() {
   const uint64_t own = 7;
   const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(&own), sizeof(own));
   for (uint64_t instance = 0; instance < 2; ++instance) first->pass(instance);
-  SlotExchange early(cpu_executor(), {first, 2, 1}, 0);  // the other rank has finished nothing yet
+  SlotExchange early({first, 2, 1}, 0);  // the other rank has finished nothing yet
   CHECK(early.step(bytes) == SlotExchange::State::kNotYet);
   first->pass(3);
   CHECK(early.step(bytes) == SlotExchange::State::kElsewhere);
   second->pass(0);
   second->pass(1);
-  SlotExchange late(cpu_executor(), {second, 2, 1}, 1);
+  SlotExchange late({second, 2, 1}, 1);
   CHECK(late.step(bytes) == SlotExchange::State::kElsewhere);
 }
 

@@ -208,6 +208,42 @@ void forked_child_lets_go() {
   other.join();
 }
 
+// A rank ended before the answers to what it had asked came. Where a send needs the receiver to
+// take it, as with MPICH once a queue is full, the other rank's shutdown() never ended.
+void late_answers_are_taken() {
+  run_drivers(2, {}, {0, 0}, [](const Shared& driver) {
+    std::vector<float> data(60, 1.0f);
+    for (size_t i = 0; i < data.size(); ++i) {
+      const std::string name = "late " + std::to_string(i);
+      if (driver->rank() == 1) barrier(*driver);
+      const auto work = driver->submit(sum_of(1, name), &data[i]);
+      if (driver->rank() == 0) {
+        CHECK_THROWS(driver->wait(work, 10 * kMillisecond, {}, false), StallError, name);
+        barrier(*driver);
+      }
+      driver->wait(work, kTimeout);
+    }
+    if (driver->rank() == 0) pause_ms(200);
+    const int64_t begin = now_ns();
+    driver->shutdown();
+    CHECK(now_ns() - begin < 5 * kSecond);
+  });
+}
+
+// The same of one that has a work in flight, and asks when it hears that the other has left.
+void answers_come_before_the_end() {
+  run_drivers(2, {}, {0, 0}, [](const Shared& driver) {
+    std::vector<float> data(200, 1.0f);
+    std::vector<std::shared_ptr<Work>> works;
+    for (size_t i = 0; i < data.size() && driver->rank() == 0; ++i) {
+      works.push_back(driver->submit(sum_of(1, "never " + std::to_string(i)), &data[i]));
+    }
+    if (driver->rank() == 1) pause_ms(100);
+    driver->shutdown();
+    CHECK(std::ranges::all_of(works, [](const auto& work) { return work->ended(); }));
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -221,6 +257,8 @@ int main() {
       {"only_who_never_came_is_blamed, buckets", [] { only_who_never_came_is_blamed(true); }},
       {"shutdown_within_wait", shutdown_within_wait},
       {"forked_child_lets_go", forked_child_lets_go},
+      {"late_answers_are_taken", late_answers_are_taken},
+      {"answers_come_before_the_end", answers_come_before_the_end},
   };
   for (const auto& [name, body] : cases) in_child(name, 20, body);
   return report();

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/engine.h"
+#include "cluster.h"
 #include "heap_window.h"
-#include "transport/loopback/loopback.h"
 
 using namespace ringdl;
+using ringdl::check::Cluster;
 using ringdl::check::HeapWindow;
 
 namespace {
@@ -23,56 +23,7 @@ namespace {
 constexpr int kRanks = 1000;
 constexpr size_t kMostBytesPerRank = 256 << 10;
 
-class TestClock final : public Clock {
- public:
-  int64_t now_ns() const override { return now_ns_; }
-  void advance(int64_t ns) { now_ns_ += ns; }
-
- private:
-  int64_t now_ns_ = kSecond;
-};
-
 size_t allocated_bytes() { return mallinfo2().uordblks + mallinfo2().hblkhd; }
-
-class Cluster {
- public:
-  explicit Cluster(int size) {
-    for (auto& transport : make_loopback(size)) {
-      engines_.push_back(std::make_unique<Engine>(std::move(transport), EngineOptions{}, clock_));
-    }
-  }
-
-  TestClock& clock() { return clock_; }
-  int size() const { return static_cast<int>(engines_.size()); }
-  Engine& operator[](int rank) { return *engines_[static_cast<size_t>(rank)]; }
-
-  void for_each(const std::function<void(Engine&)>& act) {
-    for (const auto& engine : engines_) act(*engine);
-  }
-
-  /// Polls all until `done`; a microsecond of the clock passes at each round.
-  /// @returns whether it came to that before a second was over
-  bool poll_until(const std::function<bool()>& done) {
-    const int64_t end = clock_.now_ns() + kSecond;
-    while (!done() && clock_.now_ns() < end) {
-      clock_.advance(kMicrosecond);
-      for_each([this](Engine& engine) {
-        engine.poll();
-        engine.watch_over(clock_.now_ns());
-      });
-    }
-    return done();
-  }
-
-  bool finish(const std::vector<std::shared_ptr<Work>>& works) {
-    return poll_until(
-        [&] { return std::ranges::all_of(works, [](const auto& work) { return work->ended(); }); });
-  }
-
- private:
-  TestClock clock_;
-  std::vector<std::unique_ptr<Engine>> engines_;
-};
 
 // Each element is the sum of what the ranks have: rank + element.
 float sum_at(size_t element, int size) {

@@ -252,7 +252,7 @@ void lost_after_its_last_words() {
     ranks[2]->poll();
   }
   last_words.join();
-  CHECK(ranks[0]->lost() == std::vector<int>{1});
+  CHECK(ranks[0]->lost().size() == 1 && ranks[0]->lost()[0].rank == 1);
   CHECK(heard == words);
   ranks[0]->send(1, 2, answer.data(), answer.size(), answers);
   ranks[0]->poll();
@@ -305,6 +305,14 @@ void killed() {
       CHECK_THROWS(driver->wait(driver->submit(sum_of(100000, "x"), data.data()), kTimeout),
                    RankFailedError, "rank 2 has ended without shutdown()");
       CHECK(now_ns() - begin < 3 * kSecond);
+      const int64_t later = now_ns();
+      CHECK_THROWS(barrier(*driver), RankFailedError, "rank 2");
+      CHECK(now_ns() - later < kSecond / 10);
+      Call among_the_others = sum_of(100000, "x");
+      among_the_others.group = group_of({0, 1, 3}, rank, kRanks, 0);
+      std::ranges::fill(data, 1.0f);
+      driver->wait(driver->submit(among_the_others, data.data()), kTimeout);
+      CHECK(std::ranges::all_of(data, [](float value) { return value == 3.0f; }));
       CHECK_THROWS(driver->shutdown(), RankFailedError, "rank 2");
       driver->abandon();
       CHECK_THROWS(barrier(*driver), UsageError, "shut down");
