@@ -1,6 +1,7 @@
 #include "engine/departures.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/clock.h"
 #include "engine/group.h"
@@ -119,8 +120,10 @@ void Departures::look(int64_t now) {
 
 // To the parent, once all children have; the root tells all.
 void Departures::tell_quiet() {
-  const size_t children = neighbours_.size() - (rank_ > 0 ? 1 : 0);
-  if (is_quiet_ || quiet_children_ < children || !is_over() || !control_.idle()) return;
+  const bool all_below_are = std::ranges::all_of(neighbours_, [this](const Neighbour& neighbour) {
+    return neighbour.rank < rank_ || neighbour.is_quiet;
+  });
+  if (is_quiet_ || !all_below_are || !is_over() || !control_.idle()) return;
   is_quiet_ = true;
   if (rank_ == 0) {
     tell_all_quiet();
@@ -141,11 +144,13 @@ void Departures::tell_all_quiet() {
 }
 
 void Departures::on_quiet(int from) {
-  if (from < rank_) {
-    tell_all_quiet();
-  } else {
-    ++quiet_children_;
-    tell_quiet();
+  for (Neighbour& neighbour : neighbours_) {
+    if (neighbour.rank != from || std::exchange(neighbour.is_quiet, true)) continue;
+    if (from < rank_) {
+      tell_all_quiet();
+    } else {
+      tell_quiet();
+    }
   }
 }
 

@@ -38,7 +38,7 @@ class Departures {
   /// Whether all ranks are known to have left, and all that this one tells has been sent. Questions
   /// need no answer from then on.
   bool is_over() const;
-  /// Another rank has said that all it has sent has left.
+  /// A neighbour in the tree has said that all it has sent has left; or has left and is no more.
   void on_quiet(int from);
   /// Whether all ranks have: no message comes any more.
   bool are_all_quiet() const { return are_all_quiet_; }
@@ -53,7 +53,8 @@ class Departures {
     std::vector<bool> knows;   // in the tree: has told, or been told
     int64_t due_ns = 0;        // when what it does not know is told
     bool is_pending = false;
-    int64_t told_ns = 0;  // when last
+    bool is_quiet = false;  // with all behind that edge
+    int64_t told_ns = 0;    // when last
   };
 
   int next() const { return (rank_ + 1) % size_; }
@@ -71,7 +72,6 @@ class Departures {
   std::vector<bool> told_of_;          // by the tree
   bool previous_has_told_;             // to this rank alone
   std::vector<Neighbour> neighbours_;  // in the tree: the parent, if there is one, and the children
-  size_t quiet_children_ = 0;          // that have said so
   bool is_quiet_ = false;              // this rank, and all below it
   bool are_all_quiet_ = false;
 };

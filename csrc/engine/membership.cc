@@ -44,6 +44,7 @@ std::vector<Membership::Failed> Membership::find_failed(int64_t now) {
   std::vector<Failed> found;
   const auto& lost = transport_.lost();
   for (const Transport::Lost& one : lost) {
+    if (is_leaving() && has_left(one.rank)) departures_.on_quiet(one.rank);
     if (!is_gone(one.rank) && (!is_leaving() || !one.why.empty())) {
       found.push_back({one.rank, one.why});
     }
@@ -54,10 +55,15 @@ std::vector<Membership::Failed> Membership::find_failed(int64_t now) {
   const int looks = is_leaving() ? kLooksAfterLeaving : kLooksBeforeFailed;
   for (int rank = 0; rank < size_; ++rank) {
     const auto is_it = [rank](const auto& one) { return one.rank == rank; };
-    if (is_gone(rank) || std::ranges::any_of(found, is_it)) continue;
+    if (rank == rank_ || has_failed(rank) || std::ranges::any_of(found, is_it)) continue;
     const bool has_ended = std::ranges::any_of(lost, is_it) ||
                            (window && window->reaches(rank) && window->has_ended(rank));
-    if (has_ended && ++missed_[rank] > looks) found.push_back({rank, {}});
+    if (!has_ended) continue;
+    if (has_left(rank)) {
+      if (is_leaving()) departures_.on_quiet(rank);
+    } else if (++missed_[rank] > looks) {
+      found.push_back({rank, {}});
+    }
   }
   return found;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -44,10 +45,13 @@ class Ranks {
   void move(int64_t ns) {
     now_ += ns;
     for (int rank = 0; rank < size(); ++rank) {
+      if (rank == dead_) continue;
       transports_[static_cast<size_t>(rank)]->poll();
       (*this)[rank].look(now_);
     }
   }
+
+  void kill(int rank) { dead_ = rank; }
 
   // What `to` receives from `from` is lost.
   void cut(int from, int to) {
@@ -58,7 +62,7 @@ class Ranks {
  private:
   void arrive(int rank, const ControlMessage& message) {
     if (message.head.type == MessageType::kQuiet) {
-      CHECK(!(*this)[rank].are_all_quiet());
+      CHECK(!(*this)[rank].are_all_quiet() || dead_ >= 0);
       (*this)[rank].on_quiet(message.from);
       return;
     }
@@ -70,6 +74,7 @@ class Ranks {
   std::vector<std::unique_ptr<ControlPlane>> controls_;
   std::vector<std::unique_ptr<Departures>> departures_;
   int64_t now_ = kSecond;
+  int dead_ = -1;
   int cut_from_ = -1;
   int cut_to_ = -1;
 };
@@ -128,11 +133,31 @@ void a_lost_message_is_named() {
   CHECK_EQ(words_without(7, 1, 0), std::string("a message that rank 7 called it, on rank 0"));
 }
 
+// A rank that has left, and is killed before all is quiet, holds up nobody.
+void the_dead_are_quiet() {
+  for (const int dead : {0, 1, 2, 5, 7}) {
+    Ranks ranks(8);
+    for (int rank = 0; rank < 8; ++rank) ranks.leave(rank);
+    while (!std::ranges::all_of(std::views::iota(0, 8),
+                                [&](int rank) { return ranks[rank].is_over(); })) {
+      ranks.move(5 * kMillisecond);
+    }
+    ranks.kill(dead);
+    for (int turn = 0; turn < 100; ++turn) ranks.move(5 * kMillisecond);
+    for (int rank = 0; rank < 8; ++rank) {
+      if (rank != dead) ranks[rank].on_quiet(dead);
+    }
+    for (int turn = 0; turn < 100; ++turn) ranks.move(5 * kMillisecond);
+    for (int rank = 0; rank < 8; ++rank) CHECK(rank == dead || ranks[rank].are_all_quiet());
+  }
+}
+
 }  // namespace
 
 int main() {
   all_leave_in_any_order();
   who_has_not_left_is_named_once();
   a_lost_message_is_named();
+  the_dead_are_quiet();
   return check::report();
 }

@@ -266,9 +266,9 @@ const std::vector<std::vector<int>> kLayouts = {
 int main() {
   for (const auto& hosts : kLayouts) {
     for (const bool in_windows : {false, true}) {
-      for (uint64_t seed = 0; seed < 6; ++seed) {
+      for (uint64_t seed = 0; seed < 4; ++seed) {
         const Make make = [&] { return std::make_unique<Cluster>(hosts, in_windows, seed); };
-        for (const int64_t count : {0, 1, 5, 3000, 20011}) {
+        for (const int64_t count : {0, 1, 5, 5003}) {
           allreduces(make, count);
           broadcasts(make, count);
           gathers(make, Kind::kAllgather, count);
