@@ -1,6 +1,8 @@
 // Arrays reduced in slots, by ranks that are objects of one thread and step in orders drawn from a
 // seed: each is ahead of or behind the others by what slots allow.
 
+#include "collective/shared/slot_allreduce.h"
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -11,7 +13,6 @@
 
 #include "base/buffer.h"
 #include "check.h"
-#include "collective/shared/slot_allreduce.h"
 
 using namespace ringdl;
 using Bytes = std::vector<std::byte>;

@@ -1,5 +1,7 @@
 // Memory that ranks of one host share: who has which part, and other processes.
 
+#include "transport/shm/segment_window.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -25,7 +27,6 @@
 #include "base/error.h"
 #include "check.h"
 #include "ranks.h"
-#include "transport/shm/segment_window.h"
 #include "transport/store_trial.h"
 
 using namespace ringdl;
