@@ -103,8 +103,8 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   bool have_all_left() const {
     return membership_.departures().are_all_quiet() && control_->idle();
   }
-  /// Whether this one's have.
-  bool have_messages_left() const { return control_->idle(); }
+  /// Whether all that this one tells has been sent.
+  bool has_sent_all() const { return control_->idle(); }
   /// The end: gives up what is in flight, and lets go of the transport.
   void close();
 

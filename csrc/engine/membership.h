@@ -26,10 +26,7 @@ class Membership {
   /// Whether this rank has.
   bool is_leaving() const { return departures_.has_left(rank_); }
 
-  struct Failed {
-    int rank;
-    std::string why;  // cannot be reached; empty: its process has ended
-  };
+  using Failed = Transport::Lost;
   /// Called now and then by whoever waits. Finds ranks that are no more: at once where the
   /// transport has lost them, and else those of this host whose processes have ended while the
   /// launcher goes on without them, as MPICH's may after an exit.

@@ -259,8 +259,8 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
       [&](int64_t now) {
         engine_.membership().refuse_failed();
         if (departures.is_over()) {
-          const bool own = !engine_.have_messages_left();
-          tell_shutdown_waits(own ? "its last messages to leave" : "those of other ranks to leave",
+          tell_shutdown_waits(engine_.has_sent_all() ? "the last messages of other ranks to leave"
+                                                     : "its last messages to leave",
                               now);
         } else {
           std::fputs(engine_.watchdog().look_at_shutdown(departures.awaited(), now).c_str(),
