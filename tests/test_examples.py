@@ -63,10 +63,11 @@ def test_first(mpi_python: str, ranks: int) -> None:
         lambda job: job.stderr,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    losses = [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+)", result.stdout, re.M)]
+    # Where Python does not buffer, a line and its end are two writes, and ranks' may come in turns.
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", result.stdout)]
     assert len(losses) == 4
     assert losses[-1] < 0.05 < losses[0]
-    holders = re.findall(r"^rank (\d) of (\d) holds (\w{16})$", result.stdout, re.M)
+    holders = re.findall(r"rank (\d) of (\d) holds ([0-9a-f]{16})", result.stdout)
     assert sorted(holder[:2] for holder in holders) == [
         (str(rank), str(ranks or 1)) for rank in range(ranks or 1)
     ]
