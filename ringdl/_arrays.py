@@ -1,9 +1,11 @@
-"""Arrays of the frameworks as the engine takes them, and back: NumPy, and torch on the CPU."""
+"""Arrays of any framework as the engine takes them, and back."""
 
 from __future__ import annotations
 
+import importlib
 import math
-import sys
+import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -28,6 +30,63 @@ class Array(Protocol):
 AnyArray = TypeVar("AnyArray", bound=Array)
 
 
+class Framework(Protocol):
+    """What is asked of a framework: its module in ``ringdl._frameworks`` has these functions."""
+
+    def for_engine(self, x: Any, *, written: bool) -> tuple[Any, DType | None]:
+        """Contiguous memory with the elements of an array: itself wherever it can be.
+
+        Args:
+            x: an array of this framework, of any shape and strides.
+            written: whether the engine will write the result into it.
+
+        Returns:
+            The memory, and the dtype if it cannot say so itself (bfloat16 in NumPy).
+
+        Raises:
+            UsageError: it is on a device, read-only, or in foreign byte order.
+        """
+
+    def write_back(self, array: Any, given: Any) -> None:
+        """Copy what `for_engine` has made of an array into it, unless it is the same memory."""
+
+    def copy_of(self, x: Any) -> Any:
+        """A contiguous copy."""
+
+    def empty_like(self, like: Any, shape: Sequence[int]) -> Any:
+        """A new array of the dtype of `like`."""
+
+    def from_bytes(self, like: Any, shape: Sequence[int], data: np.ndarray) -> Any:
+        """An array of the dtype of `like` over memory that is given as bytes."""
+
+    def concatenated(self, arrays: Sequence[Any]) -> Any:
+        """The elements of arrays of one dtype, one after the other, in a flat one."""
+
+    def dtype_name(self, x: Any) -> str:
+        """As `DType` has it, where it does."""
+
+
+_FRAMEWORKS = {("numpy", "ndarray"): "numpy", ("torch", "Tensor"): "torch"}
+"""By package and class, of which all its arrays are instances: the module in _frameworks."""
+
+_found: dict[type, Framework] = {}
+"""By the class of an array that has come: its framework."""
+
+
+def framework_of(x: Any) -> Framework | None:
+    """The framework that has made an array; None of what is no array."""
+    kind = type(x)
+    framework = _found.get(kind)
+    if framework is None:
+        for base in kind.__mro__:
+            name = _FRAMEWORKS.get((base.__module__.partition(".")[0], base.__name__))
+            if name is not None:
+                framework = importlib.import_module(f"ringdl._frameworks.{name}")
+                _found[kind] = framework
+                break
+    return framework
+
+
 @dataclass(slots=True)
 class Operand:
     """One array on its way into the engine.
@@ -36,19 +95,18 @@ class Operand:
         given: what the caller passed.
         array: contiguous memory that the engine works on: `given` itself wherever it can be.
         dtype: what the elements are if `array` cannot say so (bfloat16 in NumPy), else None.
+        framework: whose arrays they are.
     """
 
     given: Any
     array: Any
     dtype: DType | None
+    framework: Framework
 
     def write_back(self) -> Any:
         """Bring the result to where the caller wants it; returns that array."""
-        if self.array is not self.given and not _share_memory(self.array, self.given):
-            if _is_tensor(self.given):
-                self.given.detach().copy_(self.array)
-            else:
-                self.given.view(self.array.dtype)[...] = self.array
+        if self.array is not self.given:
+            self.framework.write_back(self.array, self.given)
         return self.given
 
 
@@ -56,56 +114,31 @@ def operand(x: Any, *, written: bool) -> Operand:
     """Take an array as it is; a non-contiguous one is copied, and written back in the end.
 
     Args:
-        x: a NumPy array or torch tensor in the CPU's memory, of any shape and strides.
+        x: an array in the CPU's memory, of any shape and strides.
         written: whether the engine will write the result into it.
 
     Raises:
         UsageError: not an array, on a device, read-only, foreign byte order, or no such dtype.
     """
-    if _is_ndarray(x):
-        if written and not x.flags.writeable:
-            raise UsageError(
-                "the array is read-only; pass a writable one, or use the form that copies"
-            )
-        if not x.dtype.isnative:
-            raise UsageError(
-                f"the array has foreign byte order (dtype {x.dtype.str}); convert it with "
-                "x.astype(x.dtype.newbyteorder('='))"
-            )
-        contiguous = x if x.flags.c_contiguous else copy_of(x)
-        if _is_bfloat16(x.dtype):
-            return Operand(x, contiguous.view("uint16"), DType.bfloat16)
-        if x.dtype.name not in DType.__members__:
-            raise UsageError(
-                f"arrays of dtype {x.dtype} are not supported; use one of "
-                f"{', '.join(DType.__members__)}"
-            )
-        return Operand(x, contiguous, None)
-    if _is_tensor(x):
-        if x.device.type != "cpu":
-            raise UsageError(
-                f"the tensor is on device {x.device}, and this build of ringdl reduces arrays in "
-                "the CPU's memory only; move it there with .cpu() first"
-            )
-        if x.layout != sys.modules["torch"].strided:
-            raise UsageError(f"the tensor has layout {x.layout}; pass a dense one (.to_dense())")
-        return Operand(x, x.detach().resolve_neg().contiguous(), None)
-    raise UsageError(
-        f"expected a NumPy array or a torch tensor, not {type(x).__name__}; "
-        "wrap numbers and lists with numpy.asarray"
-    )
+    framework = framework_of(x)
+    if framework is None:
+        raise UsageError(
+            f"expected a NumPy array or a torch tensor, not {type(x).__name__}; "
+            "wrap numbers and lists with numpy.asarray"
+        )
+    array, dtype = framework.for_engine(x, written=written)
+    return Operand(x, array, dtype, framework)
 
 
 def copy_of(x: Any) -> Any:
     """A contiguous copy of the same kind, for the forms that leave their argument alone."""
-    import numpy as np
+    framework = framework_of(x)
+    if framework is not None:
+        return framework.copy_of(x)
+    if isinstance(x, numbers.Number):  # NumPy's are, too
+        import numpy as np
 
-    if isinstance(x, np.ndarray):
-        return np.array(x, order="C")
-    if isinstance(x, (int, float, np.generic)):
         return np.array(x)
-    if _is_tensor(x) and x.layout == sys.modules["torch"].strided:
-        return x.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
     return x  # operand() says what is wrong with it
 
 
@@ -116,24 +149,17 @@ def gathered(like: Any, rows: int, data: np.ndarray) -> Any:
     """
     if row_bytes(like) * rows == 0:
         return empty_like(like, rows)
-    shape = (rows, *like.shape[1:])
-    if _is_tensor(like):
-        return sys.modules["torch"].from_numpy(data).view(like.dtype).reshape(shape)
-    return data.view(like.dtype).reshape(shape)
+    return _framework(like).from_bytes(like, (rows, *like.shape[1:]), data)
 
 
 def empty_like(like: Any, rows: int) -> Any:
     """A new array of the kind of `like`, of another number of rows."""
-    shape = (rows, *like.shape[1:])
-    if _is_tensor(like):
-        return sys.modules["torch"].empty(shape, dtype=like.dtype)
-    return sys.modules["numpy"].empty(shape, dtype=like.dtype)
+    return _framework(like).empty_like(like, (rows, *like.shape[1:]))
 
 
 def row_bytes(x: Any) -> int:
     """Bytes of one row, or of the whole array if it has no axes."""
-    item_bytes = int(x.element_size() if _is_tensor(x) else x.itemsize)
-    return int(math.prod(x.shape[1:])) * item_bytes
+    return int(math.prod(x.shape[1:])) * int(x.dtype.itemsize)
 
 
 def dtype_of(operand: Operand) -> DType:
@@ -144,7 +170,7 @@ def dtype_of(operand: Operand) -> DType:
     """
     if operand.dtype is not None:
         return operand.dtype
-    name = str(operand.array.dtype).removeprefix("torch.")
+    name = operand.framework.dtype_name(operand.array)
     if name not in DType.__members__:
         raise UsageError(
             f"arrays of dtype {name} are not supported; use one of {', '.join(DType.__members__)}"
@@ -152,22 +178,7 @@ def dtype_of(operand: Operand) -> DType:
     return DType[name]
 
 
-def _share_memory(a: Any, b: Any) -> bool:
-    if _is_tensor(a):
-        return bool(a.data_ptr() == b.data_ptr())
-    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
-
-
-def _is_ndarray(x: Any) -> bool:
-    numpy = sys.modules.get("numpy")  # not loaded: nobody can have made such an array
-    return numpy is not None and isinstance(x, numpy.ndarray)
-
-
-def _is_tensor(x: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
-def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    ml_dtypes = sys.modules.get("ml_dtypes")
-    return ml_dtypes is not None and bool(dtype == ml_dtypes.bfloat16)
+def _framework(x: Any) -> Framework:
+    framework = framework_of(x)
+    assert framework is not None  # operand() has seen it
+    return framework

@@ -107,15 +107,16 @@ class Buckets:
 
     def views(self) -> list[np.ndarray]:
         """The gradients in the order of the specs: zero at first, and always the same memory."""
-        views = []
-        for index, dtype in enumerate(self._dtypes):
-            view = self._buckets.numpy_view(index)
-            if dtype == DType.bfloat16:
-                import ml_dtypes
+        return [self.view(index) for index in range(len(self._dtypes))]
 
-                view = view.view(ml_dtypes.bfloat16)
-            views.append(view)
-        return views
+    def view(self, index: int) -> np.ndarray:
+        """One of them."""
+        view = self._buckets.numpy_view(index)
+        if self._dtypes[index] == DType.bfloat16:
+            import ml_dtypes
+
+            view = view.view(ml_dtypes.bfloat16)
+        return view
 
     def dlpack(self, index: int) -> Any:
         """The memory of one gradient as something that speaks DLPack: for ``torch.from_dlpack``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,20 +37,13 @@ def split(part: Part) -> None:
     begin = 0
     for operand in operands:
         array = operand.array
-        count = array.numel() if hasattr(array, "numel") else array.size
+        count = math.prod(array.shape)
         array[...] = flat.array[begin : begin + count].reshape(array.shape)
         begin += count
         operand.write_back()
 
 
 def _join(operands: Sequence[Operand]) -> Operand:
-    arrays = [operand.array.reshape(-1) for operand in operands]
-    is_tensor = hasattr(arrays[0], "numel")
-    flat = sys.modules["torch"].cat(arrays) if is_tensor else _concatenate(arrays)
-    return Operand(flat, flat, operands[0].dtype)
-
-
-def _concatenate(arrays: Sequence[Any]) -> Any:
-    import numpy as np
-
-    return np.concatenate(arrays)
+    first = operands[0]
+    flat = first.framework.concatenated([operand.array for operand in operands])
+    return Operand(flat, flat, first.dtype, first.framework)

@@ -198,7 +198,7 @@ def allreduce(comm: Any, operand: Operand, op: Reduction) -> None:
         "int8": MPI.INT8_T,
         "uint8": MPI.UINT8_T,
     }
-    dtype = str(operand.given.dtype).removeprefix("torch.")
+    dtype = operand.framework.dtype_name(operand.given)
     if dtype not in types:
         raise UsageError(
             f"MPI has no allreduce of {dtype}; take one of {', '.join(types)}, or another algorithm"

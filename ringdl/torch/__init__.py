@@ -36,7 +36,7 @@ from ringdl import (
     stop_timeline,
 )
 from ringdl import Error as HorovodInternalError
-from ringdl.torch._basics import (
+from ringdl._training.basics import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -51,6 +51,13 @@ from ringdl.torch._basics import (
     mpi_threads_supported,
     nccl_built,
     rocm_built,
+)
+from ringdl._training.joining import join
+from ringdl._training.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
 )
 from ringdl.torch._batch_norm import SyncBatchNorm
 from ringdl.torch._checkpoint import load, save
@@ -73,13 +80,6 @@ from ringdl.torch._exchange_ops import (
     sparse_allreduce_async,
 )
 from ringdl.torch._handles import Handle, poll, synchronize
-from ringdl.torch._joining import join
-from ringdl.torch._process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
 from ringdl.torch._reduce_ops import (
     allreduce,
     allreduce_,

@@ -12,13 +12,13 @@ import torch
 
 import ringdl
 from ringdl._reductions import CompressionName
+from ringdl._training import joining
 from ringdl.torch._compiled import uncompiled
 from ringdl.torch._state import check_replicas
 from ringdl.torch._wrapped import Unaveraged, wrap
 
 NamedParameters = list[tuple[str, torch.Tensor]]
 _made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
-_alive: weakref.WeakSet[Changes] = weakref.WeakSet()
 
 
 class AdasumDistributed(Unaveraged):
@@ -67,7 +67,7 @@ class Changes:
         self._key = f"ringdl.torch.adasum.{number}"
         self._before: Sequence[torch.Tensor] | None = None
         self._are_replicas_checked = not check_replicas
-        _alive.add(self)
+        joining.starts_over(self)
 
     def begin(self) -> None:
         """The optimizer is going to step."""
@@ -91,19 +91,13 @@ class Changes:
         for (old, parameter), change in zip(pairs, changes, strict=True):
             parameter.copy_(old + change.to(parameter.dtype))
 
-    def check_again(self) -> None:
+    def start_over(self) -> None:
         """Compare the parameters of all ranks at the next step."""
         self._are_replicas_checked = not self._checks_replicas
 
     def _narrow(self, change: torch.Tensor) -> torch.Tensor:
         is_narrowed = self._wire is not None and change.dtype == torch.float32
         return change.to(self._wire) if is_narrowed else change
-
-
-def check_changes_again() -> None:
-    """Compare parameters at the next step of each optimizer, once all ranks have joined."""
-    for changes in list(_alive):
-        changes.check_again()
 
 
 def combine_steps(optimizer: torch.optim.Optimizer, changes: Changes) -> None:

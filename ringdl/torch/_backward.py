@@ -11,7 +11,7 @@ import torch
 from ringdl.torch._compiled import uncompiled
 
 if TYPE_CHECKING:
-    from ringdl.torch._gradients import Gradients
+    from ringdl.torch._gradients import Hooks
 
 _BACKWARD_CODES = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 
@@ -35,19 +35,19 @@ class _Outermost:
 
     def __init__(self) -> None:
         self.task = -1
-        self.touched: list[Gradients] = []
+        self.touched: list[Hooks] = []
 
-    def add(self, task: int, gradients: Gradients) -> None:
+    def add(self, task: int, hooks: Hooks) -> None:
         if task != self.task:
             self.task, self.touched = task, []
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        self.touched.append(gradients)
+        self.touched.append(hooks)
 
     @uncompiled
     def _end(self) -> None:
         self.task, touched, self.touched = -1, self.touched, []
-        for gradients in sorted(touched, key=lambda gradients: gradients.number):
-            gradients.finish_backward()
+        for hooks in sorted(touched, key=lambda hooks: hooks.gradients.number):
+            hooks.finish_backward()
 
 
 outermost = _Outermost()

@@ -8,8 +8,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 import ringdl
+from ringdl._training.process_sets import AnySet, communicator_of, global_process_set
 from ringdl.torch._compiled import uncompiled
-from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set
 
 _NAME = "ringdl.SyncBatchNorm"
 """What the collectives of all layers are matched by, in the order of the calls."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import ringdl
+from ringdl._training.files import on_rank_0, write_whole
+
+_NAME = "ringdl.torch.checkpoint"
 
 
 def save(state: Any, path: str | os.PathLike[str]) -> None:
@@ -26,20 +27,11 @@ def save(state: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: on every rank, if it cannot be written.
     """
-
-    def write() -> None:
-        target = Path(path)
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with beside.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
-
-    _on_rank_0(write, f"cannot write the checkpoint {os.fspath(path)!r}")
+    on_rank_0(
+        lambda: write_whole(path, lambda file: torch.save(state, file)),
+        f"cannot write the checkpoint {os.fspath(path)!r}",
+        _NAME,
+    )
 
 
 def load(path: str | os.PathLike[str], *, weights_only: bool = True) -> Any:
@@ -52,21 +44,7 @@ def load(path: str | os.PathLike[str], *, weights_only: bool = True) -> Any:
     Raises:
         UsageError: on every rank, if it cannot be read.
     """
-    content = _on_rank_0(
-        lambda: Path(path).read_bytes(), f"cannot read the checkpoint {os.fspath(path)!r}"
+    content = on_rank_0(
+        lambda: Path(path).read_bytes(), f"cannot read the checkpoint {os.fspath(path)!r}", _NAME
     )
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=weights_only)
-
-
-def _on_rank_0(action: Callable[[], Any], problem: str) -> Any:
-    """What it returns there, on all ranks."""
-    result: Any = None
-    if ringdl.rank() == 0:
-        try:
-            result = action()
-        except Exception as error:  # the others wait for an answer
-            result = ringdl.UsageError(f"rank 0 {problem}: {error}")
-    result = ringdl.get_communicator().broadcast_object(result, name="ringdl.torch.checkpoint")
-    if isinstance(result, ringdl.UsageError):
-        raise result
-    return result

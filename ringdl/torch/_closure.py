@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
-import ringdl
-from ringdl.torch._gradients import Gradients
+from ringdl._training import Gradients
+from ringdl._training.losses import reduce_loss
 
 
-def reduced_closure(closure: Callable[[], Any], gradients: Gradients) -> Callable[[], Any]:
+def reduced_closure(
+    closure: Callable[[], Any], gradients: Gradients[torch.Tensor]
+) -> Callable[[], Any]:
     """A closure with the gradients and the loss of all ranks.
 
-    The loss is reduced as the gradients are (Average or Sum), in float64 and in the order of the
-    ranks, so that a line search takes the same decisions everywhere. Each evaluation averages
-    gradients, so ranks that evaluate another number of times in a step are found out of step.
+    The loss is reduced as the gradients are, so that a line search takes the same decisions
+    everywhere: see `ringdl._training.losses`. Each evaluation averages gradients, so ranks that
+    evaluate another number of times in a step are found out of step.
 
     Args:
         closure: the script's; returns a scalar tensor, a number, or None.
@@ -36,20 +37,7 @@ def reduced_closure(closure: Callable[[], Any], gradients: Gradients) -> Callabl
     return evaluate
 
 
-def _reduce_loss(loss: Any, gradients: Gradients) -> Any:
-    has_loss = loss is not None
-    if isinstance(loss, torch.Tensor):
-        loss = loss.detach()
-    own = np.array([[has_loss, float(loss) if has_loss else 0.0]])
-    rows = gradients.communicator.allgather(own, name=f"{gradients.key}.loss").tolist()
-    without = [rank for rank, (given, _) in enumerate(rows) if not given]
-    if len(without) == len(rows):
-        return None
-    if without:
-        raise ringdl.MismatchError(
-            f"the closure returned no loss on rank {', '.join(map(str, without))}; return the loss "
-            "on all ranks or on none"
-        )
-    total = sum(value for _, value in rows)
-    value = total / gradients.communicator.size if gradients.op == ringdl.Average else total
-    return torch.full_like(loss, value) if isinstance(loss, torch.Tensor) else value
+def _reduce_loss(loss: Any, gradients: Gradients[torch.Tensor]) -> Any:
+    tensor = loss.detach() if isinstance(loss, torch.Tensor) else None
+    value = reduce_loss(None if loss is None else float(loss), gradients)
+    return value if tensor is None or value is None else torch.full_like(tensor, value)

@@ -16,9 +16,9 @@ from typing import Any, cast, overload
 import torch
 
 import ringdl
+from ringdl._training.process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl.torch._compiled import leave_uncompiled
 from ringdl.torch._handles import Handle, begin, copied, is_tracked, require_tensors
-from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl.torch._reduce_ops import gradient_name, part_name
 from ringdl.torch._sparse import begin_sparse
 

@@ -16,8 +16,8 @@ from torch._C import _distributed_c10d as c10d
 
 import ringdl
 from ringdl import _engine
+from ringdl._training.basics import mpi_threads_supported
 from ringdl._work import GroupedWork, Work
-from ringdl.torch._basics import mpi_threads_supported
 from ringdl.torch._flat import Finish
 from ringdl.torch._handles import Handle
 

@@ -13,17 +13,18 @@ import torch
 import ringdl
 from ringdl._buckets import AGREEING
 from ringdl._engine import Kind
-from ringdl.torch._adasum import Changes, combine_steps
-from ringdl.torch._closure import reduced_closure
-from ringdl.torch._compiled import leave_uncompiled, uncompiled
-from ringdl.torch._compression import AnyCompression, Compression, wire_of
-from ringdl.torch._gradients import Gradients, find_owner
-from ringdl.torch._process_sets import (
+from ringdl._training import Gradients
+from ringdl._training.process_sets import (
     AnySet,
     ProcessSet,
     communicator_of,
     global_process_set,
 )
+from ringdl.torch._adasum import Changes, combine_steps
+from ringdl.torch._closure import reduced_closure
+from ringdl.torch._compiled import leave_uncompiled, uncompiled
+from ringdl.torch._compression import AnyCompression, Compression, wire_of
+from ringdl.torch._gradients import Hooks, ParameterGradients, find_owner
 from ringdl.torch._state import check_replicas
 from ringdl.torch._wrapped import Alone, Wrapped, refuse_passes, unwrap, wrap
 
@@ -138,17 +139,19 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         combine_steps(optimizer, changes)
         return optimizer
     _replace(trained)
-    optimizer._ringdl_gradients = Gradients(  # type: ignore[attr-defined]
-        trained,
+    takes_sparse_only = isinstance(optimizer, torch.optim.SparseAdam)
+    store = ParameterGradients(trained, sparse_as_dense, takes_sparse_only)
+    gradients = Gradients(
+        store,
         op,
         wire_of(compression),
         backward_passes_per_step,
-        sparse_as_dense,
         communicator_of(process_set),
         gradient_predivide_factor,
         check_replicas,
-        isinstance(optimizer, torch.optim.SparseAdam),
     )
+    optimizer._ringdl_gradients = gradients  # type: ignore[attr-defined]
+    optimizer._ringdl_backward = Hooks(gradients, store)  # type: ignore[attr-defined]
     optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]  # type: ignore[attr-defined]
     wrap(optimizer, Distributed, named, _before_step, _after_step)
     return optimizer
@@ -157,14 +160,15 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
 class Distributed(Wrapped):
     """Averages gradients before each step."""
 
-    _ringdl_gradients: Gradients
+    _ringdl_gradients: Gradients[torch.Tensor]
+    _ringdl_backward: Hooks
     _ringdl_frozen: NamedParameters
     _ringdl_skips = False
     _ringdl_is_synchronized = False
     _ringdl_has_warned = False
 
     def _ringdl_unwrap(self) -> None:
-        self._ringdl_gradients.replace()
+        self._ringdl_backward.replace()
 
     def synchronize(self) -> None:
         """Average what ``backward()`` has not averaged yet. Collective."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
 import ringdl
@@ -96,21 +95,3 @@ def _sum_rows(
         is_coalesced=True,
         check_invariants=False,
     )
-
-
-def agree_on_sparse_dims(
-    gradients: Mapping[int, torch.Tensor], count: int, communicator: ringdl.Communicator, name: str
-) -> dict[int, int]:
-    """Which of ``count`` gradients are sparse on some rank, and in how many axes. Collective.
-
-    Args:
-        gradients: this rank's sparse gradients, by index.
-        count: the same on all ranks.
-        communicator: the ranks.
-        name: what the allgather is matched by.
-    """
-    own = np.zeros((1, count), np.int64)
-    for index, gradient in gradients.items():
-        own[0, index] = gradient.sparse_dim()
-    dims = communicator.allgather(own, name=name).max(axis=0)
-    return {int(index): int(dims[index]) for index in np.flatnonzero(dims)}

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 import ringdl
 from ringdl._engine import Kind
+from ringdl._training import replicas
+from ringdl._training.process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl._work import one_of_several_steps
-from ringdl.torch._process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl.torch._unwrapped import watch
-
-_DIGEST_BYTES = 16
-
-_ALONE_BYTES = 1 << 20
-"""Larger tensors are broadcast where they are: to copy them costs more than a call."""
-
-_FUSED_BYTES = 25 << 20
-"""Smaller ones are broadcast together, up to so many bytes at once."""
-
-_ALIGNMENT = 16
-"""Of a tensor in a flat buffer: the bytes of the largest element."""
 
 
 def broadcast_parameters(
@@ -66,19 +53,19 @@ def broadcast_parameters(
         if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
             unfit = f"elements of {name!r} share memory (it was expanded); make it .contiguous()"
         named[name] = tensor.detach()
-    specs = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items()]
-    root_specs = communicator.broadcast_object(specs, root_rank)
-    difference = (
-        _first_difference(specs, root_specs, communicator.rank)
-        if unfit is None
-        else f"broadcast_parameters: {unfit} (rank {communicator.rank})"
+    specs = [
+        (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in named.items()
+    ]
+    names = replicas.agree_with_root(
+        specs,
+        unfit and f"{unfit} (rank {communicator.rank})",
+        root_rank,
+        communicator,
+        "broadcast_parameters",
     )
-    own = np.array([[communicator.rank, difference is not None]])
-    differing = [rank for rank, differs in communicator.allgather(own).tolist() if differs]
-    if differing:
-        raise ringdl.MismatchError(communicator.broadcast_object(difference, differing[0]))
     with one_of_several_steps():
-        _broadcast_tensors([named[name] for name, _, _ in root_specs], root_rank, communicator)
+        replicas.broadcast((TensorReplica(named[name]) for name in names), root_rank, communicator)
     if communicator.size > 1:
         watch(named.values())
 
@@ -142,7 +129,8 @@ def broadcast_optimizer_state(
         None if is_root else _map(skeleton, (_Form, _Sparse), lambda form: _make(form, received))
     )
     with one_of_several_steps():
-        _broadcast_tensors(sent if is_root else received, root_rank, communicator)
+        tensors = sent if is_root else received
+        replicas.broadcast(map(TensorReplica, tensors), root_rank, communicator)
     if not is_root:
         state_dict = _map(parts, _Sparse, _Sparse.join)
         optimizer.load_state_dict(state_dict)
@@ -154,37 +142,33 @@ def check_replicas(
     communicator: ringdl.Communicator,
     name: str,
 ) -> None:
-    """Compare the bits of the parameters over all ranks. Collective; reads them once.
-
-    Nothing is done where RINGDL_CHECK_REPLICAS=0.
-
-    Args:
-        named_parameters: the same names in the same order on every rank.
-        communicator: the ranks.
-        name: what the collectives are matched by.
-
-    Raises:
-        MismatchError: on every rank, if they differ; names the first one, the ranks, and the call
-        that mends it.
-    """
-    if communicator.size == 1 or not communicator._shared.checks_replicas:
-        return
-    digests = np.stack([_digest(parameter) for _, parameter in named_parameters])
-    combined = np.frombuffer(hashlib.sha256(digests.tobytes()).digest()[:_DIGEST_BYTES], np.uint8)
-    if _all_equal(communicator.allgather(combined[None].copy(), name=name)):
-        return
-    gathered = communicator.allgather(digests[None], name=f"{name}.each")
-    index = next(index for index in range(len(digests)) if not _all_equal(gathered[:, index]))
-    differing = [
-        rank for rank in range(len(gathered)) if (gathered[rank, index] != gathered[0, index]).any()
-    ]
-    raise ringdl.MismatchError(
-        f"the replicas differ at the first step: in the parameter {named_parameters[index][0]!r}, "
-        f"{_ranks_text(differing)} other values than rank 0; call "
-        "ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training, or, "
-        "if they are meant to differ, set RINGDL_CHECK_REPLICAS=0 or pass check_replicas=False to "
-        "DistributedOptimizer"
+    """Compare the bits of the parameters over all ranks: see `ringdl._training.replicas.check`."""
+    replicas.check(
+        [(each, TensorReplica(parameter)) for each, parameter in named_parameters],
+        communicator,
+        name,
+        "call ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training, "
+        "or, if they are meant to differ, set RINGDL_CHECK_REPLICAS=0 or pass "
+        "check_replicas=False to DistributedOptimizer",
     )
+
+
+class TensorReplica:
+    """A tensor in the CPU's memory, of any dtype and strides, whose elements lie apart."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        self.nbytes = tensor.numel() * tensor.element_size()
+
+    def read(self) -> replicas.Bytes:
+        """The elements in row-major order; the same memory if it is contiguous."""
+        return self._tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    def write(self, elements: replicas.Bytes) -> None:
+        """Nothing, if these are the tensor's own memory."""
+        if elements.ctypes.data != self._tensor.data_ptr():
+            values = torch.from_numpy(elements).view(self._tensor.dtype)
+            self._tensor.copy_(values.reshape(self._tensor.shape))
 
 
 @dataclass(frozen=True)
@@ -256,94 +240,3 @@ def _undo_casts(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None
     for index, parameter in enumerate(parameters):
         if index in state:
             optimizer.state[parameter] = state[index]
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements in row-major order as uint8; the same memory if it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _broadcast_tensors(
-    tensors: Sequence[torch.Tensor], root_rank: int, communicator: ringdl.Communicator
-) -> None:
-    """Overwrite tensors, of the same shapes and dtypes on every rank, with those of the root."""
-    together: list[torch.Tensor] = []
-    total = 0
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if size > _ALONE_BYTES:
-            _broadcast_tensor(tensor, root_rank, communicator)
-            continue
-        if total + size > _FUSED_BYTES:
-            _broadcast_together(together, root_rank, communicator)
-            together, total = [], 0
-        if size > 0:
-            together.append(tensor)
-            total += size
-    _broadcast_together(together, root_rank, communicator)
-
-
-def _broadcast_together(
-    tensors: Sequence[torch.Tensor], root_rank: int, communicator: ringdl.Communicator
-) -> None:
-    if len(tensors) < 2:
-        for tensor in tensors:
-            _broadcast_tensor(tensor, root_rank, communicator)
-        return
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-    flat = torch.zeros(sum(padded), dtype=torch.uint8)
-    ends = itertools.accumulate(padded)
-    begins = [end - size for end, size in zip(ends, padded, strict=True)]
-    pieces = [flat[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
-    if communicator.rank == root_rank:
-        for piece, tensor in zip(pieces, tensors, strict=True):
-            piece.copy_(_as_bytes(tensor))
-    communicator.broadcast_(flat, root_rank)
-    if communicator.rank != root_rank:
-        for piece, tensor in zip(pieces, tensors, strict=True):
-            tensor.copy_(piece.view(tensor.dtype).reshape(tensor.shape))
-
-
-def _broadcast_tensor(
-    tensor: torch.Tensor, root_rank: int, communicator: ringdl.Communicator
-) -> None:
-    if tensor.numel() == 0:
-        return
-    contiguous = tensor.detach().contiguous()
-    communicator.broadcast_(_as_bytes(contiguous), root_rank)
-    if contiguous.data_ptr() != tensor.data_ptr() and communicator.rank != root_rank:
-        tensor.copy_(contiguous)
-
-
-def _digest(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.frombuffer(
-        hashlib.sha256(_as_bytes(tensor).numpy().data).digest()[:_DIGEST_BYTES], np.uint8
-    )
-
-
-def _all_equal(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
-    return bool((rows == rows[0]).all())
-
-
-def _first_difference(specs: list[Any], root_specs: list[Any], rank: int) -> str | None:
-    """How these specs differ from the root's, in any order; None if they do not."""
-    own = {name: (shape, dtype) for name, shape, dtype in specs}
-    root = {name: (shape, dtype) for name, shape, dtype in root_specs}
-    for name in own | root:
-        if own.get(name) != root.get(name):
-            here, there = (_spec_text(side.get(name)) for side in (own, root))
-            return (
-                f"broadcast_parameters: {name!r} is {here} on rank {rank}, "
-                f"but {there} on the root rank; build the same model on all ranks"
-            )
-    return None
-
-
-def _spec_text(spec: tuple[tuple[int, ...], str] | None) -> str:
-    return "missing" if spec is None else f"{spec[1].removeprefix('torch.')}{list(spec[0])}"
-
-
-def _ranks_text(ranks: list[int]) -> str:
-    listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {listed} has" if len(ranks) == 1 else f"ranks {listed} have"

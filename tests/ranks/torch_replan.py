@@ -44,8 +44,8 @@ def filled(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[str
     """The layers in the order in which buckets hold their first gradients."""
     gradients = optimizer._ringdl_gradients
     places = {
-        gradients._named[index][0].split(".")[0]: view.data_ptr()
-        for index, view in gradients._fused.views.items()
+        gradients._store.specs[index][0].split(".")[0]: view.data_ptr()
+        for index, view in gradients._rounds.views.items()
     }
     assert places.keys() == {name for name, _ in model.named_children()}
     return sorted(places, key=lambda name: places[name])

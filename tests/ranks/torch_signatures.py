@@ -362,6 +362,7 @@ def check_objects_that_pickle_refuses() -> None:
 
 
 def check_passes_can_change() -> None:
+    torch.manual_seed(0)
     model = torch.nn.Linear(2, 1, bias=False)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()

@@ -116,10 +116,8 @@ def check_a_name_whose_handle_was_dropped(comm: Communicator) -> None:
             with expect(ValueError, "'dropped' is in flight on this rank already"):
                 hvd.allreduce_async(torch.ones(5000), name="dropped")
         hvd.barrier()
-        if comm.rank != first:
+        if comm.rank != first:  # ends the work, now or a little later
             hvd.allreduce_async(torch.ones(5000), name="dropped")
-            with expect(ValueError, "'dropped' is in flight on this rank already"):
-                hvd.allreduce_async(torch.ones(5000), name="dropped")
         hvd.barrier()
         assert until(lambda: comm.stats()["works_in_flight"] == 0)
         result = hvd.allreduce(torch.ones(5000), name="dropped", op=hvd.Sum)

@@ -75,24 +75,110 @@ def test_only_the_mpi_transport_knows_mpi() -> None:
         assert calls is None or "transport/mpi" in path.as_posix(), path
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "ringdl").glob("*.py")), ids=lambda path: path.name)
-def test_the_core_imports_no_framework(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
+# What each part of ringdl/ may import of the others. Its own modules make no circle.
+PYTHON = {
+    "core": set(),
+    "_frameworks": {"core"},
+    "_training": {"core"},
+    "torch": {"core", "_training"},
+    "bench": {"core", "torch"},  # for what is compared
+    "cli": {"core", "bench"},
+}
+FRAMEWORKS = {"torch", "jax", "tensorflow", "keras", "cupy"}
+# Which framework a part or a module imports; no other does any.
+OWN_FRAMEWORK = {"torch": {"torch"}, "_frameworks.torch": {"torch"}, "bench": {"torch"}}
+OWN_FRAMEWORK["_rendezvous"] = {"torch"}  # for torchrun's ranks alone
+
+
+def modules() -> dict[str, Path]:
+    """By name without ``ringdl.``; the package itself is the empty name."""
+    folder = ROOT / "ringdl"
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        .removesuffix("__init__")
+        .strip("."): path
+        for path in folder.rglob("*.py")
+    }
+
+
+def part_of(module: str) -> str:
+    top = module.partition(".")[0]
+    if top in {"__main__", "_doctor", "_doctor_ranks", "_tune"}:
+        return "cli"
+    return top if top in PYTHON else "core"
+
+
+def imported_by(path: Path) -> set[str]:
+    """Full names of what is imported when or after a module is; not what annotations alone need."""
+    tree = ast.parse(path.read_text())
+    for_annotations = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in for_annotations:
+            continue
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        for name in names:
-            framework = name.split(".")[0]
-            assert framework not in {"torch", "jax", "keras", "cupy"} or (
-                (framework, path.name) == ("torch", "_rendezvous.py")  # for torchrun's ranks alone
-            ), path
-            assert not name.startswith(("ringdl.torch", "ringdl.bench")), path
-            assert not name.startswith("mpi4py") or path.name in {"_mpi.py", "_mpirun.py"}, path
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-def test_adapters_import_only_their_own_framework() -> None:
-    for path in (ROOT / "ringdl" / "torch").glob("*.py"):
-        text = path.read_text()
-        assert not re.search(r"^\s*(import|from) (jax|keras|cupy|mpi4py)", text, re.MULTILINE), path
+def graph() -> dict[str, set[str]]:
+    """Of each module, the others that it imports."""
+    known = modules()
+    edges: dict[str, set[str]] = {}
+    for module, path in known.items():
+        edges[module] = set()
+        for name in imported_by(path):
+            inner = name.removeprefix("ringdl.") if name.startswith("ringdl.") else None
+            if name == "ringdl":
+                edges[module].add("")
+            elif inner is not None and not inner.startswith("_engine"):
+                longest = next((m for m in (inner, inner.rpartition(".")[0]) if m in known), "")
+                edges[module].add(longest)
+        edges[module].discard(module)
+    return edges
+
+
+def test_python_points_down() -> None:
+    for module, imported in graph().items():
+        if module == "":  # re-exports
+            continue
+        part = part_of(module)
+        allowed = PYTHON[part] | {part}
+        assert {part_of(each) for each in imported} <= allowed, (module, imported)
+        if part == "core":
+            assert "" not in imported, module  # what the core needs it imports from where it is
+
+
+def test_python_has_no_circles() -> None:
+    edges = graph()
+    for package in ("", "torch", "bench", "_training", "_frameworks"):
+        del edges[package]  # they re-export
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join([*above[above.index(module) :], module])
+        if module in done or module not in edges:
+            return
+        for each in edges[module]:
+            visit(each, (*above, module))
+        done.add(module)
+
+    for module in list(edges):
+        visit(module, ())
+
+
+def test_only_adapters_import_frameworks() -> None:
+    for module, path in modules().items():
+        own = OWN_FRAMEWORK.get(module, OWN_FRAMEWORK.get(part_of(module), set()))
+        imported = {name.partition(".")[0] for name in imported_by(path)}
+        assert imported & FRAMEWORKS <= own, module
+        if "mpi4py" in imported:
+            assert module in {"_mpi", "_mpirun"} or part_of(module) in {"bench"}, module

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Protocol
+
 import ringdl
-from ringdl.torch._adasum import check_changes_again
-from ringdl.torch._gradients import start_over
+
+
+class StartsOver(Protocol):
+    """What counts steps, and counts anew once all ranks have joined."""
+
+    def start_over(self) -> None: ...
+
+
+_alive: weakref.WeakSet[StartsOver] = weakref.WeakSet()
+
+
+def starts_over(each: StartsOver) -> None:
+    """Have `join` tell this one, for as long as it lives."""
+    _alive.add(each)
 
 
 def join(device: int = -1) -> int:
@@ -24,6 +39,6 @@ def join(device: int = -1) -> int:
     """
     del device
     last = ringdl.join()
-    start_over()
-    check_changes_again()
+    for each in list(_alive):
+        each.start_over()
     return last

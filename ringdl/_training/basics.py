@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ringdl
-from ringdl.torch._process_sets import ProcessSet, add_process_set
+from ringdl._training.process_sets import ProcessSet, add_process_set
 
 
 def init(

@@ -1,0 +1,60 @@
+"""Torch's tensors in the CPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringdl._engine import DType
+from ringdl._errors import UsageError
+
+
+def for_engine(x: torch.Tensor, *, written: bool) -> tuple[torch.Tensor, DType | None]:
+    """See `ringdl._arrays.Framework.for_engine`."""
+    del written
+    if x.device.type != "cpu":
+        raise UsageError(
+            f"the tensor is on device {x.device}, and this build of ringdl reduces arrays in "
+            "the CPU's memory only; move it there with .cpu() first"
+        )
+    if x.layout != torch.strided:
+        raise UsageError(f"the tensor has layout {x.layout}; pass a dense one (.to_dense())")
+    return x.detach().resolve_neg().contiguous(), None
+
+
+def write_back(array: torch.Tensor, given: torch.Tensor) -> None:
+    """See `ringdl._arrays.Framework.write_back`."""
+    if array.data_ptr() != given.data_ptr():
+        given.detach().copy_(array)
+
+
+def copy_of(x: torch.Tensor) -> torch.Tensor:
+    """See `ringdl._arrays.Framework.copy_of`."""
+    if x.layout != torch.strided:
+        return x  # for_engine() says what is wrong with it
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
+
+def empty_like(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """See `ringdl._arrays.Framework.empty_like`."""
+    return torch.empty(tuple(shape), dtype=like.dtype)
+
+
+def from_bytes(
+    like: torch.Tensor, shape: Sequence[int], data: np.ndarray[Any, np.dtype[np.uint8]]
+) -> torch.Tensor:
+    """See `ringdl._arrays.Framework.from_bytes`."""
+    return torch.from_numpy(data).view(like.dtype).reshape(tuple(shape))
+
+
+def concatenated(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    """See `ringdl._arrays.Framework.concatenated`."""
+    return torch.cat([array.reshape(-1) for array in arrays])
+
+
+def dtype_name(x: torch.Tensor) -> str:
+    """See `ringdl._arrays.Framework.dtype_name`."""
+    return str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,325 @@
+r"""When gradients are averaged: passes, rounds and steps, for any framework.
+
+A *pass* accumulates gradients (a backward); in every so many-th one each gradient that is final is
+launched, and the *round* ends with the pass: all ranks average. Then the optimizer *steps*. What a
+pass leaves unaveraged, a step averages.
+
+```
+pass     begin_pass   arrived(i) launch(i)   arrived(j) launch(j) ...   end_pass
+bucket                             \__ full: its allreduce is in flight      |
+round                                      zeros for what is missing; wait for all buckets
+step     synchronize (joins in, if this rank had no pass)   the optimizer   finish_step
+```
+
+Each gradient has one view into the buckets. `arrived` moves what the framework has made elsewhere
+into the view, and makes the view the gradient.
+
+Which rank is at which step travels with each round (see ``rounds``), so gradients of different
+steps are told apart. Sparse gradients are summed apart, at the end of the round; which ones are
+sparse is learnt from the same note: in the round in which one turns up, it leaves the buckets on
+all ranks, and the others get new ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic
+
+import numpy as np
+
+import ringdl
+from ringdl import _timeline
+from ringdl._reductions import CompressionName
+from ringdl._training import joining
+from ringdl._training.rounds import Rounds, raise_out_of_step
+from ringdl._training.store import A, Store
+
+_numbers = itertools.count()
+_made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
+"""The number of the next gradients of a communicator."""
+
+
+class Gradients(Generic[A]):
+    """The gradients of one optimizer. Collective: ranks construct in the same order.
+
+    Args:
+        store: where they are.
+        op: Average or Sum over the ranks.
+        compression: as `ringdl.Buckets` takes it.
+        passes_per_round: average in every so many-th pass.
+        communicator: the ranks.
+        predivisor: of dense gradients before they are summed; averages are multiplied by it.
+        check_replicas: whether the first step is to compare the parameters of all ranks.
+
+    Raises:
+        MismatchError: on every rank, if names, shapes, dtypes or order differ.
+    """
+
+    def __init__(
+        self,
+        store: Store[A],
+        op: ringdl.Reduction,
+        compression: CompressionName | None,
+        passes_per_round: int,
+        communicator: ringdl.Communicator,
+        predivisor: float = 1.0,
+        check_replicas: bool = True,
+    ) -> None:
+        self.number = next(_numbers)
+        """Ranks that average several optimizers' gradients do so in this order."""
+        self.op = op
+        self.compression = compression
+        self.communicator = communicator
+        self.step = 0
+        """How many steps of the optimizer have ended, since all ranks last joined."""
+        self._checks_replicas = check_replicas
+        self.are_replicas_checked = not check_replicas
+        """Whether parameters were found to be equal on all ranks since then, or need not be."""
+        self.is_local = False
+        self.is_pending = False
+        """Whether a pass has added to the gradients since they were averaged."""
+        self.averages_at_end = False
+        """Whether the pass that is going on ends a round."""
+        self.is_learning = True
+        """Whether the first pass has not ended: nothing is known yet of the order of gradients."""
+        self._replaced_by = ""
+        self._is_averaged = False
+        self._store = store
+        self._predivisor = predivisor
+        self._rounds = self._make_rounds(range(len(store.specs)))
+        made = _made.setdefault(communicator, itertools.count())
+        self.key = f"ringdl.gradients.{next(made)}"
+        """What its collectives are matched by."""
+        self._sparse_dims: dict[int, int] = {}
+        self._sums: dict[int, tuple[A, Any]] = {}
+        """For op=Sum: the gradients as the last round left them, and their versions."""
+        self._observed: dict[int, None] = {}
+        """In their order: the gradients that the first pass has accumulated."""
+        self._passes = 0
+        self._passes_per_round = passes_per_round
+        joining.starts_over(self)
+
+    def replace(self, how: str) -> None:
+        """Others average these gradients from now on; `how` is what refusals say."""
+        self._replaced_by = how
+
+    def refuse_replaced(self) -> None:
+        """Of calls that would average.
+
+        Raises:
+            UsageError: others average these gradients.
+        """
+        if self._replaced_by:
+            raise ringdl.UsageError(self._replaced_by)
+
+    @contextmanager
+    def local(self) -> Iterator[None]:
+        """Passes in this context add to the local gradients; nothing is averaged."""
+        was_local, self.is_local = self.is_local, True
+        try:
+            yield
+        finally:
+            self.is_local = was_local
+
+    def begin_pass(self) -> None:
+        """Gradients are going to be accumulated."""
+        if self._rounds.ready:
+            # The last pass failed half-way; the other ranks wait for what it has begun.
+            self._reduce([None] * len(self._store.specs))
+        self.averages_at_end = (
+            not self.is_local and (self._passes + 1) % self._passes_per_round == 0
+        )
+
+    def arrived(self, index: int) -> bool:
+        """A gradient was accumulated: it is in its view now. False if it stays sparse."""
+        self.is_pending = True
+        if self.is_learning:
+            self._observed.setdefault(index)
+        return self._adopt(index)
+
+    def is_launched(self, index: int) -> bool:
+        """Whether a gradient that has arrived is being averaged, and must not change."""
+        return index in self._rounds.ready
+
+    def launch(self, index: int) -> None:
+        """A gradient that has arrived is final in this pass."""
+        self._rounds.mark_ready(index)
+
+    def end_pass(self) -> None:
+        """Nothing more is accumulated in this pass. Collective, if it ends a round."""
+        self.is_learning = False
+        self._passes += 1
+        if self.averages_at_end:
+            self._average()
+
+    def synchronize(self) -> None:
+        """Average what is not averaged yet; without any pass, join in. Collective."""
+        self.refuse_replaced()
+        if self.is_pending or not self._is_averaged:
+            self._average()
+
+    def expect_round(self) -> None:
+        """The gradients have been used or discarded: all ranks average before the next step."""
+        self._is_averaged = False
+        self._passes = 0
+
+    def finish_step(self) -> None:
+        """The optimizer has stepped."""
+        self.step += 1
+        self.expect_round()
+
+    def start_over(self) -> None:
+        """Ranks that may have made another number of steps begin anew, on all of them."""
+        self.step = 0
+        self.are_replicas_checked = not self._checks_replicas
+        self._sums = {}
+        self.expect_round()
+
+    def set_passes_per_round(self, passes: int) -> None:
+        """Average in every so many-th pass from now on."""
+        self._passes_per_round = passes
+
+    def replan(self) -> None:
+        """Put gradients into buckets in the order of rank 0's first pass. Collective.
+
+        Raises:
+            UsageError: on every rank, if rank 0 has had none; on this one, if gradients are being
+                averaged.
+        """
+        self.refuse_replaced()
+        if self._rounds.ready:
+            raise ringdl.UsageError(
+                "replan() while gradients are being averaged: call it after step()"
+            )
+        order = self.communicator.broadcast_object([*self._observed], name=f"{self.key}.order")
+        if not order:
+            raise ringdl.UsageError("replan() before the first backward(): call it after step()")
+        last = self._rounds.views.keys() - set(order)  # what never arrived comes last
+        ready = [index for index in order if index in self._rounds.views] + sorted(last)
+        self._move(reversed(ready))
+
+    def _adopt(self, index: int) -> bool:
+        """Move a gradient that was made elsewhere into its view; False if it stays sparse."""
+        view, gradient = self._rounds.views.get(index), self._store.get(index)
+        assert gradient is not None
+        if view is None or self._store.sparse_dim(gradient):
+            return False
+        if gradient is not view:
+            self._store.copy(view, gradient)
+            self._store.set(index, view)
+        return True
+
+    def _average(self) -> None:
+        with _timeline.span("average", f"gradients of {self.key}"):
+            self._average_all()
+
+    def _average_all(self) -> None:
+        silent = {index for index in self._sums if self._is_summed_already(index)}
+        own = [
+            None if index in silent else self._store.get(index)
+            for index in range(len(self._store.specs))
+        ]
+        for index, gradient in enumerate(own):
+            if gradient is not None and index not in self._rounds.ready and self._adopt(index):
+                self._rounds.mark_ready(index)
+                own[index] = self._store.get(index)
+        for index, average in self._reduce(own).items():
+            average = self._store.result(average)
+            if self._store.get(index) is not average:
+                self._store.set(index, average)
+        if self.op == ringdl.Sum:
+            gradients = {index: self._store.get(index) for index in range(len(own))}
+            self._sums = {
+                index: (gradient, self._store.version(gradient))
+                for index, gradient in gradients.items()
+                if gradient is not None
+            }
+        self.is_learning = False
+        self.is_pending = False
+        self._is_averaged = True
+
+    def _is_untouched_sum(self, index: int, gradient: A | None) -> bool:
+        known, version = self._sums[index]
+        return gradient is known and self._store.version(known) == version
+
+    def _is_summed_already(self, index: int) -> bool:
+        """Whether the gradient is the sum over the ranks, untouched, which rank 0 contributes."""
+        return self.communicator.rank > 0 and self._is_untouched_sum(index, self._store.get(index))
+
+    def _reduce(self, gradients: list[A | None]) -> dict[int, A]:
+        """End the round on all ranks; what some rank has produced, by index.
+
+        Args:
+            gradients: of these, those in views count if they are ready, and sparse ones always.
+        """
+        unknown = {
+            index: (gradient, sparse_dim)
+            for index, gradient in enumerate(gradients)
+            if gradient is not None
+            and index in self._rounds.views
+            and (sparse_dim := self._store.sparse_dim(gradient))
+        }
+        ended = self._rounds.end(self.step, bool(unknown))
+        if not ended.is_in_step:
+            raise_out_of_step(self.step, self.communicator, f"{self.key}.steps")
+        dense_parts: dict[int, A] = {}
+        if ended.has_sparse:
+            views, known = self._rounds.views, set(self._sparse_dims)
+            self._learn_sparse({index: dim for index, (_, dim) in unknown.items()})
+            for index in self._sparse_dims.keys() - known:
+                gradients[index] = unknown[index][0] if index in unknown else None
+                if index in ended.produced:
+                    dense_parts[index] = views[index]
+        averages = {
+            index: view for index, view in self._rounds.views.items() if index in ended.produced
+        }
+        begun = {
+            index: self._store.begin_sparse(
+                index,
+                gradients[index],
+                sparse_dim,
+                self.op,
+                self.communicator,
+                f"{self.key}.{index}",
+            )
+            for index, sparse_dim in self._sparse_dims.items()
+        }
+        for index, end in begun.items():
+            average = end()
+            if average is not None and index in dense_parts:
+                average = self._store.add_dense(
+                    average, dense_parts[index], self._sparse_dims[index]
+                )
+            if average is not None:
+                averages[index] = average
+        return averages
+
+    def _make_rounds(self, indices: Iterable[int]) -> Rounds[A]:
+        return Rounds(
+            self._store, indices, self.op, self.compression, self.communicator, self._predivisor
+        )
+
+    def _learn_sparse(self, unknown: dict[int, int]) -> None:
+        """Take what is sparse on any rank out of the buckets; the others move to new ones."""
+        count = len(self._store.specs)
+        own = np.zeros((1, count), np.int64)
+        for index, sparse_dim in unknown.items():
+            own[0, index] = sparse_dim
+        dims = self.communicator.allgather(own, name=f"{self.key}.sparse").max(axis=0)
+        self._sparse_dims |= {int(index): int(dims[index]) for index in np.flatnonzero(dims)}
+        self._move(index for index in range(count) if index not in self._sparse_dims)
+
+    def _move(self, indices: Iterable[int]) -> None:
+        """Move gradients to new buckets, which hold them in another order, or fewer of them."""
+        old_views = self._rounds.views
+        self._rounds = self._make_rounds(indices)
+        for index, view in self._rounds.views.items():
+            old = old_views[index]
+            self._store.copy(view, old)
+            if self._store.get(index) is old:
+                self._store.set(index, view)
+            if index in self._sums and self._is_untouched_sum(index, old):
+                self._sums[index] = (view, self._store.version(view))
