@@ -38,6 +38,8 @@ def reduced_closure(
 
 
 def _reduce_loss(loss: Any, gradients: Gradients[torch.Tensor]) -> Any:
-    tensor = loss.detach() if isinstance(loss, torch.Tensor) else None
-    value = reduce_loss(None if loss is None else float(loss), gradients)
-    return value if tensor is None or value is None else torch.full_like(tensor, value)
+    own = loss.detach() if isinstance(loss, torch.Tensor) else loss
+    value = reduce_loss(None if own is None else float(own), gradients)
+    if isinstance(own, torch.Tensor) and value is not None:
+        return torch.full_like(own, value)
+    return value
