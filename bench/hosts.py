@@ -216,7 +216,7 @@ def spread(ranks: int, host_count: int, per_host: int | None) -> list[int]:
 
 
 def launcher_options(library: Library, layout: Sequence[int], agent: Path) -> list[str]:
-    """What mpirun is told, so that it starts ranks on the hosts and uses their links.
+    """Options of mpirun that start ranks on the hosts and use their links.
 
     Args:
         library: the MPI.
@@ -225,7 +225,7 @@ def launcher_options(library: Library, layout: Sequence[int], agent: Path) -> li
     """
     places = ",".join(f"{HOST.format(host)}:{count}" for host, count in enumerate(layout))
     if library.vendor == "Open MPI":
-        # Each daemon takes the machine's cores for its own, so ranks must be told to share them.
+        # Each daemon takes the machine's cores for its own, so ranks must be set to share them.
         is_4 = library.version.startswith("4.")
         launcher = ["--mca", "plm_rsh_agent"] if is_4 else ["--prtemca", "plm_ssh_agent"]
         options = [*launcher, str(agent), "--host", places, "--bind-to", "none"]
@@ -237,7 +237,7 @@ def launcher_options(library: Library, layout: Sequence[int], agent: Path) -> li
             options += ["--mca", key, value]
         return options
     if library.vendor == "MPICH":
-        # UCX tells hosts apart by the machine's number, which they share here.
+        # UCX identifies hosts by the machine's number, which they share here.
         options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
         return [*options, "-genv", "UCX_TLS", os.environ.get("UCX_TLS", "tcp,self")]
     raise HostsError(
@@ -294,7 +294,7 @@ def run(layout: Sequence[int], python: str | None, program: Sequence[str]) -> in
         program: the script, or -m and a module, and its arguments.
 
     Raises:
-        HostsError: there are not so many hosts, or no MPI.
+        HostsError: there are not enough hosts, or no MPI.
     """
     from ringdl import _cores, _mpirun
 

@@ -6,7 +6,7 @@
     python bench/rows.py --show          what bench/results/ holds, without measuring
 
 Needs the environments of `make test`; simulated hosts need root and iproute2, and the machine's own
-Open MPI is taken along if it is there: what lacks is printed as not run. The results lie in
+Open MPI is included if it is there: what is missing is printed as not run. The results lie in
 bench/results/, or, of a short version, in build/bench/.
 """
 

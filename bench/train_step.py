@@ -7,17 +7,16 @@
 Each has jobs of its own, as its users would, with one thread per rank; they take turns. (In one
 process, what one model frees is what the next one is given: computing alone, which asks the system
 for its gradients' memory anew in each step, would then get it for nothing.) SGD and the default
-zero_grad(); a step begins for all ranks at once, and its time is that of the slowest. ratios are of
-medians in the same round, and of those the median: above 1, ringdl is faster; "ddp" is that of
-DistributedDataParallel over the two backends. The parameters that ringdl and both DDP end with are
-compared, element by element. How long the gradients take by themselves
-is measured, too: what a step takes longer than computing alone is the part of it that computing
-does not hide.
+zero_grad(); a step begins for all ranks at once, and its time is that of the slowest. A ratio is of
+medians in the same round, and the median over rounds is taken: above 1, ringdl is faster; "ddp" is
+that of DistributedDataParallel over the two backends. The parameters that ringdl and both DDP end
+with are compared, element by element. How long the gradients take by themselves is measured, too:
+what a step takes longer than computing alone is the part of it that computing does not hide.
 
 The default is two ranks on this host and a model of 27 million parameters. With ``--hosts``, one
-rank on each of so many simulated hosts (bench/hosts.py; as root): the second command has a model
+rank on each of that many simulated hosts (bench/hosts.py; as root): the second command has a model
 whose communication takes about as long as computing: ``--balance`` makes batches so large that
-computing alone takes so many times as long, whatever the machine. The hosts share this machine's
+computing alone takes this many times as long, whatever the machine. The hosts share this machine's
 cores, so TCP, which takes some of them, slows computing down; the slower the links, the less.
 """
 
@@ -81,7 +80,7 @@ def are_same(ours: Parameters, theirs: Parameters) -> bool:
 
 
 def check_learnt(jobs: dict[str, dict[str, Any]]) -> None:
-    """That ringdl and both DDP end with the same parameters, and a rank alone with others.
+    """Check that ringdl and both DDP end with the same parameters, and a rank alone with others.
 
     Raises:
         HostsError: they do not.

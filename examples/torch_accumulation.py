@@ -17,7 +17,7 @@ An ordinary single-machine script, and these lines that make it distributed:
     + sampler.set_epoch(epoch)
 
 Gradients are averaged once per step, in the last of its backward passes; they are averages when
-GradScaler looks at them, so all ranks skip the same steps.
+GradScaler checks them, so all ranks skip the same steps.
 Needs torch and scikit-learn (1,797 images of 8 x 8 that come with it).
 """
 

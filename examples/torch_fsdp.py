@@ -3,7 +3,7 @@
     python -m ringdl run -n 2 examples/torch_fsdp.py
     mpirun -n 8 python examples/torch_fsdp.py
 
-An ordinary script for FSDP2, and these lines that make it talk by ringdl:
+An ordinary script for FSDP2, and these lines that make it use ringdl:
 
     + import ringdl.torch.backend
     - dist.init_process_group("gloo")

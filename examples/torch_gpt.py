@@ -330,7 +330,7 @@ def main() -> int:
     while step < last_step:
         step_started, waited = time.perf_counter(), ringdl.stats()["wait_seconds"]
         progress = (step + 1) / arguments.steps
-        if arguments.seconds:  # clocks differ from rank to rank: all go by the latest
+        if arguments.seconds:  # clocks differ from rank to rank: all use the latest
             spent = np.array([(step_started - started) / arguments.seconds])
             spent = float(ringdl.allreduce(spent, op=ringdl.Max)[0])
             if spent >= 1:

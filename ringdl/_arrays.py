@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Array(Protocol):
-    """What collectives take, and return one of the same kind: a NumPy array, a torch tensor."""
+    """An array that collectives take and return: a NumPy array, a torch tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -31,7 +31,7 @@ AnyArray = TypeVar("AnyArray", bound=Array)
 
 
 class Framework(Protocol):
-    """What is asked of a framework: its module in ``ringdl._frameworks`` has these functions."""
+    """A framework's module in ``ringdl._frameworks``: it has these functions."""
 
     def for_engine(self, x: Any, *, written: bool) -> tuple[Any, DType | None]:
         """Contiguous memory with the elements of an array: itself wherever it can be.
@@ -48,7 +48,7 @@ class Framework(Protocol):
         """
 
     def write_back(self, array: Any, given: Any) -> None:
-        """Copy what `for_engine` has made of an array into it, unless it is the same memory."""
+        """Copy the result of `for_engine` back into its array, unless they share memory."""
 
     def copy_of(self, x: Any) -> Any:
         """A contiguous copy."""
@@ -63,18 +63,18 @@ class Framework(Protocol):
         """The elements of arrays of one dtype, one after the other, in a flat one."""
 
     def dtype_name(self, x: Any) -> str:
-        """As `DType` has it, where it does."""
+        """The dtype's name, as in `DType` if it is there."""
 
 
 _FRAMEWORKS = {("numpy", "ndarray"): "numpy", ("torch", "Tensor"): "torch"}
-"""By package and class, of which all its arrays are instances: the module in _frameworks."""
+"""The module in _frameworks, by package and class: all its arrays are instances of that."""
 
 _found: dict[type, Framework] = {}
-"""By the class of an array that has come: its framework."""
+"""The framework of each class of arrays seen so far."""
 
 
 def framework_of(x: Any) -> Framework | None:
-    """The framework that has made an array; None of what is no array."""
+    """The framework that has made an array; None if it is no array."""
     kind = type(x)
     framework = _found.get(kind)
     if framework is None:
@@ -104,7 +104,7 @@ class Operand:
     framework: Framework
 
     def write_back(self) -> Any:
-        """Bring the result to where the caller wants it; returns that array."""
+        """Copy the result to the caller's array, unless it is there; returns that array."""
         if self.array is not self.given:
             self.framework.write_back(self.array, self.given)
         return self.given
@@ -139,13 +139,13 @@ def copy_of(x: Any) -> Any:
         import numpy as np
 
         return np.array(x)
-    return x  # operand() says what is wrong with it
+    return x  # operand() reports what is wrong with it
 
 
 def gathered(like: Any, rows: int, data: np.ndarray) -> Any:
     """The bytes that a collective has collected, as `rows` rows of an array of the kind of `like`.
 
-    Where rows are empty, `data` is not looked at.
+    Where rows are empty, `data` is not read.
     """
     if row_bytes(like) * rows == 0:
         return empty_like(like, rows)
@@ -180,5 +180,5 @@ def dtype_of(operand: Operand) -> DType:
 
 def _framework(x: Any) -> Framework:
     framework = framework_of(x)
-    assert framework is not None  # operand() has seen it
+    assert framework is not None  # operand() has checked it
     return framework

@@ -52,22 +52,22 @@ class Base:
         *names: str | None,
         group: _engine.Group | None = None,
     ) -> None:
-        """Tell the other ranks that calls of these names cannot be made here; they count as made.
+        """Notify the other ranks that calls of these names fail here; they count as made.
 
-        They get a MismatchError from theirs, which would wait for this rank, or be matched with its
-        next one. Told once, however many callers `error` passes through.
+        Their calls raise MismatchError; else they would wait for this rank, or match its next one.
+        Notifies once, however many callers `error` passes through.
         """
         if getattr(error, "_is_told", False):
             return
         error._is_told = True  # type: ignore[attr-defined]
-        with suppress(Exception):  # a rank that can tell nothing, as it is shut down, say
+        with suppress(Exception):  # a rank that cannot notify, as it is shut down, say
             for name in names:
                 text = name if isinstance(name, str) else ""
                 self._engine.refuse(kind, text, group or self._group, str(error))
 
     @contextmanager
     def _telling(self, kind: _engine.Kind, *names: str | None) -> Iterator[None]:
-        """Of what precedes calls of these names: what it raises is told to the other ranks."""
+        """Notify the other ranks of errors in the block, which precedes calls of these names."""
         try:
             yield
         except Exception as error:
@@ -75,7 +75,7 @@ class Base:
             raise
 
     def _refuse_timeout(self, timeout: Any, kind: _engine.Kind, name: str | None) -> None:
-        """Refuse a call that is to be waited for so long, before it is made.
+        """Refuse a call with a wrong timeout, before it is made.
 
         Raises:
             UsageError: it is no number of seconds; the call counts as made.
@@ -117,9 +117,10 @@ def refusing(
     [Callable[Concatenate[AnyBase, str | None, P], Result]],
     Callable[Concatenate[AnyBase, str | None, P], Result],
 ]:
-    """Of a method that submits a collective of this kind under a name, its first argument.
+    """Decorate a method that submits a collective of this kind under a name, its first argument.
 
-    What it raises before it has submitted anything is told to the other ranks: see `Base._refuse`.
+    The other ranks are notified of what it raises before it has submitted anything: see
+    `Base._refuse`.
     """
 
     def decorate(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 AGREEING = "making gradient buckets (DistributedOptimizer, ringdl.Buckets)"
-"""What ranks agree under: whoever waits there in vain reads it, as the others forgot to wrap."""
+"""The name that ranks agree under: errors name it on a rank if the others forgot to wrap."""
 _MOST_ELEMENTS = 1 << 60
 _Spec = tuple[str, list[int], DType, list[int]]
 
@@ -82,26 +82,23 @@ class Buckets:
                 "op": op.name,
                 "compression": compression,
             }
-        except UsageError as error:  # the others must hear of it
+        except UsageError as error:  # the others must be notified
             terms = {"error": str(error)}
         number = _agree(self.communicator, gradients, terms)
-        assert first_bucket_bytes is not None  # else an error was told
-        self._buckets = _engine.GradientBuckets(
-            self.communicator._engine,
-            gradients,
-            bucket_bytes,
-            first_bucket_bytes,
-            op,
-            number,
-            self.communicator._group,
-            wire_dtype(compression),
+        assert first_bucket_bytes is not None  # else an error was raised
+        engine = self.communicator._engine
+        memory = _engine.BucketMemory(
+            engine, gradients, bucket_bytes, first_bucket_bytes, self.communicator._group
         )
-        places = self._buckets.places()
+        places = memory.places()
+        others = []
         if places:
             import numpy as np
 
-            others = self.communicator.allgather(np.array([places]), name=AGREEING)
-            self._buckets.connect(others.tolist())
+            others = self.communicator.allgather(np.array([places]), name=AGREEING).tolist()
+        self._buckets = _engine.GradientBuckets(
+            engine, memory, others, op, number, wire_dtype(compression)
+        )
         self.communicator._shared.next_bucket = number + len(self.plan)
         self._dtypes = [dtype for _, _, dtype, _ in gradients]
 
@@ -119,7 +116,7 @@ class Buckets:
         return view
 
     def dlpack(self, index: int) -> Any:
-        """The memory of one gradient as something that speaks DLPack: for ``torch.from_dlpack``."""
+        """The memory of one gradient by DLPack: for ``torch.from_dlpack``."""
         return self._buckets.dlpack_view(index)
 
     def ready(self, index: int) -> None:
@@ -146,7 +143,7 @@ class Buckets:
             For each gradient whether any rank produced it.
 
         Raises:
-            StallError: some rank has not come in time. The round goes on: wait again.
+            StallError: some rank has not arrived in time. The round goes on: wait again.
         """
         seconds = self._timeout if timeout is None else seconds_of(timeout)
         return self._buckets.wait(seconds, timeout is None)

@@ -1,9 +1,9 @@
 """Children of a rank: they inherit the launcher's variables, and must not take the rank's place.
 
-A rank marks its environment when `init` begins. A process that finds there the mark of another one,
-which still lives, was started by it, whatever started that: `subprocess`, `fork`, or spawn and
-forkserver of multiprocessing. What a launcher starts inside a rank, as a job of its own, gets
-variables of its own, and is no child. Linux only, as /proc is read.
+A rank marks its environment when `init` begins. A process that finds there the mark of another
+living one was started by it, in whatever way: `subprocess`, `fork`, or spawn and forkserver of
+multiprocessing. What a launcher starts inside a rank, as a job of its own, gets variables of its
+own, and is no child. Linux only, as /proc is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GIVEN_BY_LAUNCHERS = (
     *("PMI_RANK", "PMI_ID", "PMI_JOBID", "PMI_PORT", "PALS_APID", "PALS_RANKID"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
 )
-"""What tells one process that a launcher started from all others. No variable that a rank sets."""
+"""Together they identify a process that a launcher started. No rank sets them."""
 
 _GIVEN_BY_TORCHRUN = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
@@ -62,7 +62,7 @@ class Child:
         self.__dict__.update(zip(_PLACE, parent.place, strict=True))
 
     def shutdown(self) -> None:
-        """Nothing is to be ended."""
+        """Do nothing."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -76,8 +76,7 @@ class Child:
 def mark(environ: MutableMapping[str, str], communicator: Any = None) -> None:
     """Mark this process as a rank.
 
-    The mark is its process, when that started, a digest of what its launcher gave it, and its
-    place.
+    The mark is its process, when that started, a digest of its launcher's variables, and its place.
 
     Args:
         environ: `os.environ`, which children inherit.

@@ -27,7 +27,7 @@ class Shared:
         hosts: the number of each rank's host, by rank of the engine.
         memory_hosts: the same for memory: a rank that shares none is on a host of its own.
         tuning: what algorithms are chosen by.
-        algorithm: what is taken instead, wherever it is possible.
+        algorithm: what is used instead, wherever possible.
         vendor: of the MPI library.
         mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
         next_bucket: buckets have numbers that their ranks agree on, and each rank uses once.
@@ -173,18 +173,18 @@ class Communicator(Reductions, Objects):
     def join(self, timeout: float | None = None) -> int:
         """Wait until all ranks have called this, and take part in what the others do until then.
 
-        For ranks that run out of data before the others: this one submits nothing more, and
-        answers each collective of the others as if it had nothing to add. Reductions get what
-        changes nothing (averages still divide by the number of ranks), buckets get no gradients,
-        allgather, gather and alltoall no rows, and what broadcast and scatter bring is dropped.
-        `Communicator.allgather_object` returns the objects of those who are left. Then no other
-        rank may make buckets or `split`, or name this one as a root.
+        For ranks that run out of data before the others: this one submits nothing more, and answers
+        each collective of the others as if it had nothing to add. Reductions get what changes
+        nothing (averages still divide by the number of ranks), buckets get no gradients, allgather,
+        gather and alltoall no rows, and the results of broadcast and scatter are dropped.
+        `Communicator.allgather_object` returns the objects of the ranks that are left. Then no
+        other rank may make buckets or `split`, or name this one as a root.
 
         Args:
             timeout: seconds without any call of the others, by default RINGDL_TIMEOUT.
 
         Returns:
-            The rank that came last, the same on all ranks: the one for which most works had been
+            The rank that joined last, the same on all ranks: the one for which most works had been
             submitted until then, and of several the highest. It has the newest parameters.
 
         Raises:
@@ -214,7 +214,7 @@ class Communicator(Reductions, Objects):
             into the arrays that get this memory after this one.
 
         Raises:
-            MemoryError: there is not so much.
+            MemoryError: there is not enough memory.
             UsageError: a negative extent, no extents, or no dtype.
         """
         import math

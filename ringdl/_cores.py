@@ -51,7 +51,7 @@ def read_cores() -> Cores:
 def count_physical(cpus: set[int], root: Path = Path("/")) -> int:
     """Count the physical cores that the logical ``cpus`` belong to.
 
-    Where the machine does not tell which hardware threads are siblings, each CPU counts.
+    Where the machine does not report which hardware threads are siblings, each CPU counts.
 
     Args:
         cpus: numbers of logical CPUs.

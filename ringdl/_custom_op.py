@@ -27,7 +27,7 @@ class CustomOp:
     def __init__(self, function: Function, name: str) -> None:
         self._function = function
         self.name = name
-        """What errors call it."""
+        """Its name in errors."""
         self.digest = _digest(function, name)
         """64 bits that tell operations apart: of the name, the bytecode, and what it refers to."""
 
@@ -57,7 +57,7 @@ class CustomOp:
         return int(_kernels[key].address)
 
     def operation(self, dtype: DType) -> CustomOperation:
-        """What the engine takes for arrays of one dtype; errors as `address` has them."""
+        """What the engine takes for arrays of one dtype; raises what `address` does."""
         return CustomOperation(self.address(dtype), self.digest, self.name, self)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ def custom_op(fn: Function, name: str | None = None) -> CustomOp:
 
     Args:
         fn: a Python function of two arguments (not one that Numba has compiled).
-        name: what errors call it; by default the function's own name.
+        name: its name in errors; by default the function's own name.
 
     Raises:
         UsageError: not such a function, or it refers to what cannot be compared between ranks.
@@ -107,7 +107,7 @@ def _digest(function: Function, name: str) -> int:
 
 
 def _describe(value: Any, name: str, within: tuple[Any, ...]) -> object:
-    """What makes a value the same on two ranks, as something whose repr tells.
+    """A description of a value, whose repr is the same on two ranks if the value is.
 
     Functions are described by their code and by the values that it refers to.
     """
@@ -197,7 +197,7 @@ def _compile(function: Function, name: str, dtype: DType) -> Any:
         result = scalar.nopython_signatures[0].return_type
         if isinstance(result, (numba.types.Integer, numba.types.Float, numba.types.Boolean)):
             return numba.cfunc(signature, error_model="numpy")(loop_of_bool if is_bool else loop)
-    except Exception as error:  # Numba lets errors of all kinds out
+    except Exception as error:  # Numba raises errors of all kinds
         raise UsageError(
             f"custom_op {name!r} cannot be compiled for {dtype.name}: {_first_reason(error)}"
         ) from error

@@ -1,6 +1,6 @@
 """``python -m ringdl doctor``: what was found here, and what it means for ringdl.
 
-No check loads MPI into this process: what has to be asked of MPI is asked in a child process.
+No check loads MPI into this process: a child process asks MPI.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Check:
     """One finding.
 
     Attributes:
-        name: what was looked at.
+        name: what was checked.
         verdict: ``"ok"``, ``"note"`` (works, but should be known), ``"wrong"`` (ringdl cannot be
             used like this).
         text: what was found and what it means.
@@ -64,10 +64,10 @@ class Check:
 
 
 def examine(trial: bool = True) -> list[Check]:
-    """Look at everything.
+    """Check everything.
 
     Args:
-        trial: whether to start two ranks, to see that they find each other.
+        trial: whether to start two ranks, to check that they find each other.
     """
     launcher = _launch.detect_store_job(os.environ) or _launch.detect(os.environ)
     cores = _cores.read_cores()
@@ -87,7 +87,7 @@ def examine(trial: bool = True) -> list[Check]:
 
 
 def merge(checks_of_ranks: Sequence[Sequence[Check]]) -> list[Check]:
-    """The checks of all ranks as one list: what differs among ranks says whose it is.
+    """The checks of all ranks as one list; those that differ name their ranks.
 
     Args:
         checks_of_ranks: by rank; a rank may lack some.
@@ -222,7 +222,7 @@ def check_shared_memory(path: str = "/dev/shm") -> Check:
 
 
 def check_settings(environ: Mapping[str, str]) -> Check:
-    """Which settings the environment makes, and whether ringdl knows them."""
+    """Which settings the environment has, and whether ringdl knows them."""
     from ringdl._errors import UsageError
     from ringdl._settings import RANK_PROCESS, find_unknown, read_settings
 
@@ -242,7 +242,7 @@ def check_settings(environ: Mapping[str, str]) -> Check:
 
 
 def check_tuning(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
-    """What allreduces of one rank per core would go by, and why."""
+    """Which tuning allreduces of one rank per core would use, and why."""
     from ringdl import _tuning
     from ringdl._errors import UsageError
     from ringdl._settings import read_settings
@@ -269,7 +269,7 @@ def check_tuning(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
 
 
 def describe_tuning(tuning: _tuning.Tuning, hosts: Sequence[int], algorithm: str | None) -> Check:
-    """What allreduces of such ranks go by.
+    """Which algorithms allreduces of such ranks use.
 
     Args:
         tuning: the table.

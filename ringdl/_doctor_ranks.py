@@ -1,8 +1,8 @@
-"""The doctor under a launcher: what all ranks found, told by rank 0.
+"""The doctor under a launcher: what all ranks found, reported by rank 0.
 
-The doctor's own process never loads MPI, which may be what is ill. So each rank's process starts a
-child that takes its place among the ranks, gathers the findings there, and prints on rank 0 what
-they are together.
+The doctor's own process never loads MPI, which may be broken. So each rank's process starts a child
+that takes its place among the ranks, gathers the findings there, and prints them together on rank
+0.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ANSWER = "ringdl: "
 
 
 def examine(launcher: Launcher | StoreJob) -> list[Check] | None:
-    """Look at everything on all ranks.
+    """Check everything on all ranks.
 
     Args:
         launcher: of several ranks.
 
     Returns:
-        What was found; None on all ranks but the first, which tells.
+        What was found; None on all ranks but the first, which reports.
     """
     own = [check for check in _doctor.examine() if check.name != "tuning"]
     try:

@@ -22,14 +22,14 @@ class MismatchError(Error):
 class StallError(Error):
     """A wait took longer than its timeout.
 
-    The message names the ranks that have not come. The work stays in flight, its array off limits.
-    Do not make the call again, which would be the next call: wait for `work` again. Uncaught, the
-    error ends the job.
+    The message names the ranks that have not arrived. The work stays in flight, its array off
+    limits. Do not make the call again, which would be the next call: wait for `work` again.
+    Uncaught, the error ends the job.
 
     Attributes:
         work: the `Work` or `GroupedWork` that is still in flight. None for `Buckets.wait`, which is
             called again, and for calls that make several collectives (of objects, ``split``,
-            ``algorithm="mpi"``, ``broadcast_parameters``): these cannot be taken up again.
+            ``algorithm="mpi"``, ``broadcast_parameters``): these cannot be resumed.
     """
 
     work: Work[Any] | GroupedWork[Any] | None = None
@@ -38,8 +38,8 @@ class StallError(Error):
 class RankFailedError(Error):
     """A rank's process has ended without `shutdown`: what it takes part in cannot end any more.
 
-    Raised by whoever waits on the same host, within two seconds, unless the launcher has ended the
-    job before. Uncaught, the error ends the job.
+    Raised on ranks that wait on the same host, within two seconds, unless the launcher has ended
+    the job before. Uncaught, the error ends the job.
     """
 
 

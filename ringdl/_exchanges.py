@@ -48,7 +48,7 @@ class Exchanges(Base):
 
         Raises:
             MismatchError: shapes, dtypes or roots differ; on every rank.
-            StallError: some rank has not come in time.
+            StallError: some rank has not arrived in time.
             UsageError: no such root, or not an array that can travel.
         """
         self._refuse_timeout(timeout, Kind.broadcast, name)
@@ -85,7 +85,7 @@ class Exchanges(Base):
 
         Raises:
             MismatchError: dtypes or the shapes beyond axis 0 differ; on every rank.
-            StallError: some rank has not come in time.
+            StallError: some rank has not arrived in time.
             UsageError: not an array that can travel.
         """
         self._refuse_timeout(timeout, Kind.allgather, name)
@@ -135,7 +135,7 @@ class Exchanges(Base):
 
         Raises:
             MismatchError: dtypes or the shapes beyond axis 0 differ; on every rank.
-            StallError: some rank has not come in time.
+            StallError: some rank has not arrived in time.
             UsageError: splits that do not fit, or not an array that can travel.
         """
         self._refuse_timeout(timeout, Kind.alltoall, name)
@@ -164,7 +164,7 @@ class Exchanges(Base):
 
         Raises:
             MismatchError: dtypes, roots or the shapes beyond axis 0 differ; on every rank.
-            StallError: some rank has not come in time.
+            StallError: some rank has not arrived in time.
             UsageError: no such root, or not an array that can travel.
         """
         self._refuse_timeout(timeout, Kind.gather, name)
@@ -200,7 +200,7 @@ class Exchanges(Base):
 
         Raises:
             MismatchError: dtypes, roots or the shapes beyond axis 0 differ; on every rank.
-            StallError: some rank has not come in time.
+            StallError: some rank has not arrived in time.
             UsageError: no such root, splits that do not fit, or not an array that can travel.
         """
         self._refuse_timeout(timeout, Kind.scatter, name)
@@ -219,7 +219,7 @@ class Exchanges(Base):
     def send(
         self, x: Any, dest: int, name: str | None = None, timeout: float | None = None
     ) -> None:
-        """Send an array to one rank; return once that rank has called `recv_` with its like.
+        """Send an array to one rank; return once that rank has called the matching `recv_`.
 
         Messages between two ranks are matched by name, or, without one, by their number.
 
@@ -232,7 +232,7 @@ class Exchanges(Base):
         Raises:
             MismatchError: the receiver passes another shape or dtype, or the two wait for each
                 other; on both.
-            StallError: the receiver has not come in time.
+            StallError: the receiver has not arrived in time.
             UsageError: no such rank, or not an array that can travel.
         """
         self._send(x, dest, name, is_async=False, timeout=timeout).wait(timeout)
@@ -254,7 +254,7 @@ class Exchanges(Base):
             x: what the message goes to.
             source: the rank that sends. Without one, any rank that has sent a message of this name
                 which no `recv_` has claimed: ranks in turn, a rank's messages in the order in which
-                it sent them. What names a rank claims its next message at once.
+                it sent them. A receive that names a rank claims its next message at once.
             name: what the message is matched by; the number is that of the two ranks' messages.
             timeout: seconds until StallError.
         """
@@ -416,7 +416,7 @@ class Exchanges(Base):
                 is_async=is_async,
             )
         except Exception as error:
-            if pair is not None:  # else no rank has been told of a receive, nor has to be
+            if pair is not None:  # else no rank was notified of a receive, nor has to be
                 self._refuse(error, Kind.message, name, group=pair)
             raise
         work._source = number
@@ -424,7 +424,7 @@ class Exchanges(Base):
 
 
 def _rank_number(rank: Any, what: str) -> int:
-    """What `root`, `dest` and `source` have to be.
+    """The number of a rank that `root`, `dest` or `source` gives.
 
     Raises:
         UsageError: no whole number.

@@ -1,4 +1,4 @@
-"""Which launcher started this process, told from its environment alone.
+"""Which launcher started this process, found from its environment alone.
 
 MPI must not be asked: initializing it aborts on many login nodes. So ``init()`` calls `detect`
 first, and loads MPI only if a launcher is there. Nothing here imports anything but the standard
@@ -58,7 +58,7 @@ class StoreJob:
 
     @property
     def name(self) -> str:
-        """Who tells of the job, for people."""
+        """What describes the job, for people."""
         return "torchrun" if self.by_torchrun else "the environment's RANK and WORLD_SIZE"
 
     def __str__(self) -> str:
@@ -67,11 +67,11 @@ class StoreJob:
 
 
 def detect_store_job(environ: Mapping[str, str]) -> StoreJob | None:
-    """Find the job that RANK and WORLD_SIZE tell of.
+    """Find the job that RANK and WORLD_SIZE describe.
 
-    Scripts set these, and shells keep them, where another launcher is at work, so any launcher that
-    `detect` finds wins over them. Not over torchrun's agent, which tells only its own workers who
-    they are: srun or mpirun may have started it, once per host.
+    Scripts set these, and shells keep them, under another launcher, so any launcher that `detect`
+    finds wins over them. Not over torchrun's agent, which marks only its own workers: srun or
+    mpirun may have started it, once per host.
 
     Args:
         environ: ``os.environ`` or a copy of one.

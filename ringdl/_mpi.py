@@ -165,7 +165,7 @@ def count_cores(cpus: Iterable[tuple[Iterable[int], float | None]]) -> int:
 
 
 def own_communicator(comm: Any, ranks: list[int] | None) -> Any:
-    """Make MPI's own allreduce a communicator for itself. Collective over the ranks."""
+    """Make a communicator for MPI's own allreduce alone. Collective over the ranks."""
     if ranks is None:
         return comm.Dup()
     whole = comm.Get_group()
@@ -261,8 +261,8 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
 def tell_captured() -> None:
     """Print what was printed to a string.
 
-    torch.distributed.init_process_group sets a hook that has the one before print to a string,
-    which it adds a prefix to afterwards, when this process is no more.
+    torch.distributed.init_process_group sets a hook that makes the previous one print to a string,
+    to which it adds a prefix afterwards, when this process has ended.
     """
     captured = getattr(sys.stderr, "getvalue", None)
     if captured is not None and sys.__stderr__ is not None:

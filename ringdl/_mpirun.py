@@ -1,8 +1,8 @@
-"""Which mpirun belongs to the MPI library that mpi4py loads, and what to tell it.
+"""Which mpirun belongs to the MPI library that mpi4py loads, and its options.
 
-An mpirun of another MPI starts N processes that each believe to be alone; so the two are compared
-before anything is started. The library is looked at in a child process that never initializes MPI
-(that may abort on login nodes).
+An mpirun of another MPI starts N processes that each believe they are alone; so the two are
+compared before anything is started. The library is identified in a child process that never
+initializes MPI (that may abort on login nodes).
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def find_mpirun(library: Library, chosen: str | None = None) -> Path:
 
     Args:
         library: what the ranks load.
-        chosen: the user's mpirun, a path or a name. It must match, too; only where the library's
-            vendor is not known here, it is taken as it is.
+        chosen: the user's mpirun, a path or a name. It must match, too, unless the library's vendor
+            is not known here.
 
     Raises:
         LaunchError: if there is none, or the chosen one belongs to another MPI.

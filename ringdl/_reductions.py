@@ -38,8 +38,8 @@ class Reductions(Base):
         """Reduce an array over all ranks; every rank gets the same bits.
 
         Ranks of one host reduce in memory that they share (see `empty`), in the order of the ranks.
-        Between hosts small arrays go by recursive doubling (Thakur, Rabenseifner and Gropp 2005):
-        log2(P) steps; others by the ring of Patarasuk and Yuan (2009): each rank sends and receives
+        Between hosts small arrays use recursive doubling (Thakur, Rabenseifner and Gropp 2005):
+        log2(P) steps; others the ring of Patarasuk and Yuan (2009): each rank sends and receives
         2(P-1)/P of the array, in segments, so that sending, receiving and reducing overlap. Below
         fp32, each hop adds in fp32 and rounds once.
 
@@ -64,7 +64,7 @@ class Reductions(Base):
 
         Raises:
             MismatchError: shapes, dtypes, reductions or algorithms differ; on every rank.
-            StallError: some rank has not come in time.
+            StallError: some rank has not arrived in time.
             UsageError: not an array that can be reduced.
         """
         x = _arrays.copy_of(x)
@@ -250,7 +250,7 @@ class Reductions(Base):
 
         Raises:
             MismatchError: shapes, dtypes or reductions differ; on every rank.
-            StallError: some rank has not come in time.
+            StallError: some rank has not arrived in time.
             UsageError: not an array that can be reduced, or one without axes.
         """
         self._refuse_timeout(timeout, Kind.reducescatter, name)
@@ -350,18 +350,18 @@ class Reductions(Base):
             raise
         with one_of_several_steps():
             work = self._reduce(name, operand, op, "mpi", None, is_async=False)
-            work.wait(timeout)  # all have come
+            work.wait(timeout)  # all have arrived
         self._reduce_by_mpi(operand, op)
         operand.write_back()
         return x
 
     @abstractmethod
     def _reduce_by_mpi(self, operand: _arrays.Operand, op: Reduction) -> None:
-        """MPI's own Allreduce, in place, once all ranks are known to have come."""
+        """MPI's own Allreduce, in place, once all ranks are known to have arrived."""
 
 
 def _parts(operands: list[_arrays.Operand], op: Op) -> list[tuple[_arrays.Operand, list[Any]]]:
-    """What is reduced at once, of the arrays of a group."""
+    """The arrays of a group, in parts that are reduced at once."""
     return [(each, []) for each in operands] if op is Adasum else _fusion.fuse(operands)
 
 
@@ -373,7 +373,7 @@ def _part_names(name: str | None, count: int) -> list[str | None]:
 
 
 def wire_dtype(name: str | None) -> DType | None:
-    """What `compression` means.
+    """The dtype that `compression` names.
 
     Raises:
         UsageError: there is no such dtype.
@@ -394,10 +394,10 @@ def _algorithm(name: str) -> Algorithm:
 
 
 def _operation(op: Op, operand: _arrays.Operand) -> dict[str, Any]:
-    """How the engine is told of a reduction.
+    """How a reduction is passed to the engine.
 
     Raises:
-        UsageError: it is none, or none of such elements.
+        UsageError: it is no reduction, or none of such elements.
     """
     if isinstance(op, Reduction):
         return {"reduction": op}

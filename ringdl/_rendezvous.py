@@ -3,9 +3,9 @@
 torchrun and ``accelerate launch`` host a TCPStore at MASTER_ADDR and MASTER_PORT; where these were
 set by hand, rank 0 hosts it. Each rank writes there where it listens and which host it is on; then
 all connect, and the store is not used any more. A later ``torch.distributed.init_process_group``
-finds it as if nothing had been.
+finds it unchanged.
 
-PyTorch is imported here, and only when such a job is there.
+PyTorch is imported here, and only in such a job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ringdl._sockets import Endpoint
 from ringdl._version import __version__
 
 _store: Any = None
-"""Kept for good: where rank 0 hosts it, others may come to it later."""
+"""Kept for good: where rank 0 hosts it, others may use it later."""
 
 _meetings = 0
 """How often this process has met others: each time under other keys."""
@@ -37,11 +37,11 @@ _meetings = 0
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank tells the others of itself.
+    """What a rank announces to the others.
 
     Attributes:
         endpoint: where it listens.
-        machine: the same for ranks that can map each other's memory, as far as one can tell.
+        machine: the same for ranks that can map each other's memory, as far as is known.
         cpus: logical CPUs it may run on.
         quota: CPUs' worth of time that its cgroup grants; None if not limited.
         version: of ringdl.
@@ -84,7 +84,7 @@ def open_engine(
     Raises:
         UsageError: no PyTorch, no MASTER_ADDR and MASTER_PORT, a rank that is there twice, or ranks
             with other versions of ringdl.
-        StallError: not all ranks have come in time.
+        StallError: not all ranks have arrived in time.
         Error: a rank cannot be reached.
     """
     global _meetings
@@ -141,7 +141,7 @@ def _open_store(job: StoreJob, timeout: float) -> Any:
 
 
 def meet(store: Any, prefix: str, job: StoreJob, own: str, timeout: float) -> list[str]:
-    """Tell all ranks this one's text, and hear theirs. Collective.
+    """Send all ranks this one's text, and receive theirs. Collective.
 
     Rank 0 collects, so that all ranks together ask the store about three times per rank.
 
@@ -149,15 +149,15 @@ def meet(store: Any, prefix: str, job: StoreJob, own: str, timeout: float) -> li
         store: of PyTorch, shared by the ranks.
         prefix: of keys that nobody has used before.
         job: this rank's.
-        own: what it tells.
+        own: its text.
         timeout: in seconds.
 
     Returns:
         The texts of all ranks, by rank.
 
     Raises:
-        UsageError: another process has come as this rank.
-        StallError: not all have come in time.
+        UsageError: another process has arrived as this rank.
+        StallError: not all have arrived in time.
     """
     keys = [f"{prefix}/{rank}" for rank in range(job.size)]
     everybody = f"{prefix}/all"
@@ -174,7 +174,7 @@ def meet(store: Any, prefix: str, job: StoreJob, own: str, timeout: float) -> li
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             raise StallError(
                 f"rank {job.rank} of {job.size} has not met all others in ringdl.init() within "
-                f"{timeout:g} s: the ranks {missing or 'that collect'} have not come; look what "
+                f"{timeout:g} s: the ranks {missing or 'that collect'} have not arrived; look what "
                 "they do, or whether WORLD_SIZE is right"
             )
         time.sleep(pause)

@@ -1,4 +1,4 @@
-"""Every environment variable that ringdl reads, in one place; docs/settings.md is made of it.
+"""ringdl's environment variables, all in one place; docs/settings.md is generated from it.
 
 What all ranks must agree on is read on rank 0 and broadcast by ``init()``: launchers do not forward
 the environment everywhere. A new setting is a new field of `Settings`.
@@ -13,10 +13,10 @@ from typing import Any
 from ringdl._errors import UsageError
 
 ALGORITHMS = ("ring", "doubling", "direct", "hierarchical")
-"""What RINGDL_ALGORITHM may say. MPI's own allreduce is not for all calls: it must be alone."""
+"""Values of RINGDL_ALGORITHM. MPI's own allreduce is not for all calls: it must be alone."""
 
 RANK_PROCESS = "RINGDL_RANK_PROCESS"
-"""By which a rank's children are told (`ringdl._children`)."""
+"""Marks a rank for its children (`ringdl._children`)."""
 
 _PREFIX = "RINGDL_"
 """What all settings begin with."""
@@ -34,10 +34,10 @@ _SWITCH = {"1": True, "true": True, "yes": True, "on": True} | {
 
 @dataclass(frozen=True)
 class Values:
-    """What a variable may say.
+    """The values that a variable may have.
 
     Attributes:
-        expected: that, as an error and the documentation say it.
+        expected: these, as errors and the documentation describe them.
         parse: makes a value of the text; raises KeyError or ValueError if it means none.
     """
 
@@ -76,7 +76,7 @@ def _setting(variable: str, values: Values, default: Any, unset: str, meaning: s
 
     Args:
         variable: the environment variable.
-        values: what it may say; all but empty, which counts as unset.
+        values: what it may be; all but empty, which counts as unset.
         default: the value if it is unset.
         unset: what that means, for the documentation.
         meaning: what the setting does, for the documentation.
@@ -87,7 +87,7 @@ def _setting(variable: str, values: Values, default: Any, unset: str, meaning: s
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be set from outside. What each means is said with it."""
+    """What can be set from outside. Each field says what it means."""
 
     timeout: float = _setting(
         "RINGDL_TIMEOUT",
@@ -212,7 +212,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     """Read the settings of one process.
 
     Raises:
-        UsageError: a variable says what it may not.
+        UsageError: a variable has an invalid value.
     """
     found = {}
     for known in fields(Settings):

@@ -1,7 +1,7 @@
 """Connections between ranks that know each other's addresses: one TCP socket per pair.
 
-Each rank listens, and calls all ranks below it. Who calls shows the secret of whom it calls, and is
-answered with its own; whoever cannot is hung up on.
+Each rank listens, and calls all ranks below it. A caller sends the secret of the rank that it
+calls, and gets its own back; without the secret, the connection is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringdl._errors import Error, StallError, UsageError
 SECRET_BYTES = 16
 _MAGIC = b"ringdl 1"
 _CALL = struct.Struct(f"<8s{SECRET_BYTES}sI")
-"""What a caller says: this, the secret of whom it calls, its rank."""
+"""A caller sends: this, the secret of the rank that it calls, its own rank."""
 
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 """Seconds, seconds, times: a host without power is found after a minute and a half; a cable may be
@@ -58,9 +58,9 @@ def listen(address: str) -> tuple[socket.socket, Endpoint]:
 
 
 def own_address(master: str, port: int) -> str:
-    """The address of this host that others reach it by, if they reach it as it reaches `master`.
+    """This host's address for the others, if they reach it as it reaches `master`.
 
-    Where the name `master` means this host alone, as /etc/hosts may say on the host that has the
+    Where `master` resolves to a loopback address, as /etc/hosts may make it on the host of that
     name, it is the address of the way out.
 
     Raises:
@@ -139,7 +139,7 @@ def connect(
 
 
 def _allow_files(count: int) -> None:
-    """Let this process open so many files more, if it may: often 1024 are all unless it asks."""
+    """Let this process open `count` more files, if it may: the limit is often 1024 at first."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = len(os.listdir("/proc/self/fd")) + count + _SPARE_FILES
     if soft not in (resource.RLIM_INFINITY, hard) and soft < wanted:
@@ -243,7 +243,7 @@ def _accept(
     try:
         caller, _ = listener.accept()
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):  # who called has gone again
+        if error.errno not in (errno.EMFILE, errno.ENFILE):  # the caller has gone again
             return
         raise Error(
             f"a rank needs a connection to each other one, and may not open as many ({error}); "

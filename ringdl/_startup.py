@@ -29,12 +29,12 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
 
     Without an argument: all ranks that the launcher (mpirun, srun, torchrun) started, or this
     process alone if there is none. MPI is loaded only if a launcher of MPI or a communicator is
-    there; ranks of torchrun, and those whom RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell of
-    each other, are connected by TCP, and find each other through PyTorch's store.
+    there; ranks of torchrun, and of scripts that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
+    are connected by TCP, and find each other through PyTorch's store.
 
     A child of a rank is no rank. Where multiprocessing imports the script in a child (spawn and
-    forkserver do), a call at its top returns what answers `rank`, `size` and the like as the parent
-    does and refuses all else; any other call in a child is refused.
+    forkserver do), a call at its top returns an object that answers `rank`, `size` and the like as
+    the parent does and refuses all else; any other call in a child is refused.
 
     Args:
         comm: an mpi4py communicator, which is duplicated; default MPI.COMM_WORLD.
@@ -49,7 +49,7 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         UsageError: the launcher does not belong to the MPI library, there is no usable one, a
             setting cannot be followed, torchrun's ranks cannot find each other or were given a
             communicator of MPI, or this process is a child of a rank.
-        StallError: torchrun's ranks do not all come within RINGDL_TIMEOUT.
+        StallError: torchrun's ranks do not all arrive within RINGDL_TIMEOUT.
     """
     global _default
     if _default is not None:
@@ -142,7 +142,7 @@ def _set_up(
     communicator = Communicator(engine, settings=settings, shared=shared)
     try:
         _agree(communicator, hosts, settings, tuning)
-    except UsageError:  # of all ranks; none is to miss the others before it has heard why
+    except UsageError:  # on all ranks; none may miss the others before it knows why
         engine.shutdown()
         raise
     return communicator
@@ -172,7 +172,7 @@ def _agree(
 
 
 def _register_hooks(hosts: _mpi.Hosts) -> None:
-    """What happens on signals and at exit; the warning of too many threads, once."""
+    """Register what happens on signals and at exit; warn of too many threads, once."""
     global _hooked
     if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):  # the script has no use for it
         _engine.dump_on_signal(signal.SIGUSR1)
@@ -184,9 +184,9 @@ def _register_hooks(hosts: _mpi.Hosts) -> None:
 
 
 def _end_on_uncaught_error(rank: int) -> None:
-    """Let the others know when this rank ends by an exception: they would wait in vain.
+    """Notify the others when this rank ends by an exception: they would wait in vain.
 
-    No launcher has to: its sockets are closed, which each of them finds while it waits.
+    Its sockets are closed, which each of them finds while it waits; no launcher is needed.
     """
     from ringdl._mpi import tell_captured
 
@@ -304,10 +304,10 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     About 10 us per work; a million works and waits per rank at most. RINGDL_TIMELINE=FILE does so
     from `init` on.
 
-    While it is recorded, each rank writes what it has done to a file of its own: rank 0 to the one
-    that is named, rank 1 to ``timeline.rank1.json`` beside ``timeline.json``. They stay if the job
-    fails or is killed, up to a tenth of a second before, with the works that were in flight; at a
-    good end there is rank 0's alone, with all ranks.
+    While recording, each rank writes what it has done to a file of its own: rank 0 to the named
+    one, rank 1 to ``timeline.rank1.json`` beside ``timeline.json``. If the job fails or is killed,
+    they stay, complete up to a tenth of a second before, with the works that were in flight; after
+    a clean end only rank 0's is left, with all ranks.
 
     Args:
         file_path: where rank 0 writes.

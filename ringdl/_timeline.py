@@ -1,8 +1,8 @@
 """What happened when, on all ranks, as a file that Perfetto (https://ui.perfetto.dev) opens.
 
-While it is recorded, each rank writes what has happened to a file of its own, ten times a second:
-rank 0 to FILE.json, rank 1 to FILE.rank1.json. So a job that fails, or is killed, leaves what there
-was. At a good end rank 0 gathers the others' events in its file, and theirs are removed.
+While recording, each rank writes what has happened to a file of its own, ten times a second: rank 0
+to FILE.json, rank 1 to FILE.rank1.json. So a job that fails, or is killed, leaves its events. At a
+clean end rank 0 gathers the others' events in its file, and theirs are removed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Recording:
         own = b"" if is_first else b",\n" + self._file.events()
         array = np.frombuffer(bytearray(own), np.uint8)
         work = self._communicator.gather_async(array, root=0, name=_END)
-        # Others may have much to do yet; but who waits here does nothing else.
+        # Others may still be busy, but a rank that waits here does nothing else.
         self._communicator._engine.wait(work._work, _FOREVER, for_good=True)
         gathered = work.wait()
         if gathered is None:  # rank 0 has it
@@ -144,7 +144,7 @@ recording: Recording | None = None
 
 @contextmanager
 def span(category: str, name: str) -> Iterator[None]:
-    """The block takes as long as is recorded, if anything is."""
+    """Record how long the block takes, if a timeline is being recorded."""
     if recording is None:
         yield
         return
@@ -176,9 +176,9 @@ def stop() -> None:
 
 
 def stop_if_recording() -> None:
-    """At the end of the default communicator; in a forked child there is nothing to write.
+    """End the recording with the default communicator; a forked child has nothing to write.
 
-    Where other ranks have not come to theirs, and never will, each rank's own file stays.
+    Where other ranks have not reached theirs, and never will, each rank's own file stays.
     """
     if recording is not None and recording.is_of_this_process():
         with suppress(MismatchError):
@@ -186,7 +186,7 @@ def stop_if_recording() -> None:
 
 
 def leave_if_recording() -> None:
-    """Before this process ends badly: its own file has it all, and nothing is gathered."""
+    """Complete this process's own file before it fails; nothing is gathered."""
     global recording
     if recording is not None and recording.is_of_this_process():
         ended, recording = recording, None
@@ -204,8 +204,8 @@ def _cannot_write(path: str, error: OSError) -> str:
 def _lead_of_rank_0(communicator: Communicator) -> int:
     """By how many nanoseconds rank 0's clock is ahead of this one's. Collective.
 
-    The same clock within a host. Between hosts half of the shortest of a few exchanges is taken
-    for the way of a message (Cristian 1989, "Probabilistic clock synchronization").
+    Ranks of a host have one clock. Between hosts half of the shortest of a few exchanges is taken
+    for the time of a message (Cristian 1989, "Probabilistic clock synchronization").
     """
     import numpy as np
 

@@ -11,10 +11,10 @@ _TAIL = b"\n]}\n"
 
 
 class TraceFile:
-    """Trace events as JSON, which ends as it should after each `append`.
+    """Trace events as JSON, which is complete after each `append`.
 
     So a process that is killed leaves a file that can be read, with all that was appended. What
-    cannot be written is kept and tried again with what comes next. One thread at a time.
+    cannot be written is kept and tried again with the next events. One thread at a time.
 
     Args:
         path: the file, which is emptied.
@@ -70,7 +70,7 @@ class TraceFile:
         return b"".join([*parts, self._kept])[len(_HEAD) :]
 
     def close(self) -> None:
-        """Let go of the file.
+        """Close the file.
 
         Raises:
             OSError: something could not be written.

@@ -1,7 +1,7 @@
 """What algorithms are chosen by: a cost per algorithm, and how much travels at once.
 
-The costs are straight lines (Hockney 1994): so much for a step, in which a rank waits for another,
-and so much for a byte that passes. `python -m ringdl tune` fits them to what it measures.
+The costs are straight lines (Hockney 1994): a time for a step, in which a rank waits for another,
+and a time for a byte that passes. `python -m ringdl tune` fits them to what it measures.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CostLines = list[list[tuple[float, float]]]
 class Tuning:
     """A table that all ranks share: `init` broadcasts rank 0's.
 
-    Sums come in the order that an algorithm forms them. So the same bits from run to run need the
-    same table: keep `to_json` beside a checkpoint, and give it to ``init(tuning=...)``.
+    The order of a sum depends on the algorithm. So the same bits from run to run need the same
+    table: keep `to_json` beside a checkpoint, and give it to ``init(tuning=...)``.
 
     Attributes:
         costs: by level ("inside" a host, "between" hosts) and algorithm, the seconds of a step and
@@ -67,7 +67,7 @@ class Tuning:
 
     @property
     def hash(self) -> str:
-        """Tells tables apart: eight hexadecimal digits, of costs and segment alone."""
+        """Identifies the table: eight hexadecimal digits, of costs and segment alone."""
         import hashlib
 
         return hashlib.blake2b(self.to_json().encode(), digest_size=4).hexdigest()
@@ -95,7 +95,7 @@ class Tuning:
 
         Between hosts a bucket travels while the next one is filled, so small ones are hidden
         better; but steps, in which a link may be idle, should be at most 2% of its time. Inside a
-        host those who compute move the bytes, and nothing is hidden.
+        host the ranks move the bytes themselves, and nothing is hidden.
 
         Args:
             hosts: the number of each rank's host; without shared memory, as many as ranks.
@@ -182,7 +182,7 @@ def find_tuning(
         host_count: how many there really are.
 
     Raises:
-        UsageError: what is wanted is not there, or no table.
+        UsageError: it is missing, or not a table.
     """
     import warnings
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one host share: opened, told of, and mapped, all at `init`."""
+"""Memory that the ranks of one host share: opened, announced, and mapped, all at `init`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _TEXT_BYTES = 512
 def share_memory(communicator: Communicator, hosts: Sequence[int]) -> str | None:
     """Let the ranks of each host reach one another's memory. Collective, on all ranks.
 
-    Each rank opens a segment, tells the others where it is, and maps those of its host. Where a
-    rank of a host cannot, none of that host does: processes in containers of their own cannot see
-    each other, whatever MPI says. A rank that is alone on its host needs none.
+    Each rank opens a segment, announces where it is, and maps those of its host. Where a rank of a
+    host cannot, none of that host does: processes in containers of their own cannot see each other,
+    whatever MPI says. A rank that is alone on its host needs none.
 
     Args:
         communicator: one of all ranks; its `memory_hosts` say who shares memory afterwards.
@@ -55,7 +55,7 @@ def share_memory(communicator: Communicator, hosts: Sequence[int]) -> str | None
 
 
 def _reach(engine: Any, rank: int, addresses: dict[int, Sequence[int]]) -> str:
-    """Map the segments of this host's ranks; why that is not possible, if so."""
+    """Map the segments of this host's ranks; returns why that is not possible, if so."""
     import os
 
     for other, address in addresses.items():

@@ -90,7 +90,7 @@ class Work(_Waitable[Result]):
     def done(self) -> bool:
         """Whether the collective has ended, well or not. Never blocks."""
         if not self._work.ended:
-            self._engine.look()  # below MPI_THREAD_MULTIPLE nothing else moves it
+            self._engine.poll()  # below MPI_THREAD_MULTIPLE nothing else moves it
         return self._work.ended
 
     def wait(self, timeout: float | None = None) -> Result:
@@ -156,7 +156,7 @@ class GroupedWork(_Waitable[list[Each]], Generic[Each]):
 
 @contextmanager
 def one_of_several_steps() -> Iterator[None]:
-    """Within a call that makes several collectives, whose rest no `wait` would make up for."""
+    """Within a call that makes several collectives, which `wait` cannot complete."""
     try:
         yield
     except StallError as error:

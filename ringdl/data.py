@@ -25,16 +25,16 @@ class ShardedSampler:
     one takes every size-th sample, so with ``batch_size=B // size`` the ranks' batches make up the
     same global batches of B samples on any number of ranks that divides B.
 
-    Going on in the middle of an epoch, on any number of ranks: keep how many samples all ranks have
-    trained on, and call `resume`. (The sampler cannot count them: loaders read ahead.)
+    To continue in the middle of an epoch, on any number of ranks, keep how many samples all ranks
+    have trained on, and call `resume`. (The sampler cannot count them: loaders read ahead.)
 
     Args:
         data: a dataset, or how many samples it has.
         shuffle: whether each epoch has an order of its own; else that of the dataset.
         seed: of the orders, the same on all ranks.
-        remainder: what becomes of the last samples if ranks cannot have as many each: "pad" repeats
-            some from the beginning of the epoch, "drop" leaves them out, and "keep" gives some
-            ranks one more, for scripts that `Communicator.join`.
+        remainder: what becomes of the last samples if ranks cannot have the same number each: "pad"
+            repeats some from the beginning of the epoch, "drop" leaves them out, and "keep" gives
+            some ranks one more, for scripts that `Communicator.join`.
         communicator: the ranks; by default those of `ringdl.init`.
 
     Raises:
@@ -83,7 +83,7 @@ class ShardedSampler:
             consumed: how many of its samples all ranks together have had: steps x global batch.
 
         Raises:
-            UsageError: the epoch has not so many samples.
+            UsageError: the epoch has fewer samples.
         """
         if not 0 <= consumed <= self.sample_count:
             raise UsageError(

@@ -189,7 +189,7 @@ def test_a_cut_link_stalls_and_a_mended_one_goes_on(mpi: str, tmp_path: Path) ->
         stdin=subprocess.DEVNULL,
     )
     try:
-        until(lambda: len(told("ready")) == COUNT, "the ranks do not come")
+        until(lambda: len(told("ready")) == COUNT, "the ranks do not arrive")
         hosts.set_link(2, "down")
         (tmp_path / "cut").touch()
         until(lambda: len(told("stalled")) == COUNT, "the ranks do not stall")
@@ -229,7 +229,7 @@ def test_an_interrupted_job_leaves_nothing(
         process_group=0,
     )
     try:
-        until(lambda: len(list(tmp_path.glob("*.here"))) == 2, "the ranks do not come")
+        until(lambda: len(list(tmp_path.glob("*.here"))) == 2, "the ranks do not arrive")
         if by == signal.SIGINT:
             os.killpg(job.pid, by)  # as a terminal does
         else:

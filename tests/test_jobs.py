@@ -271,7 +271,11 @@ SAID = {
     "raise": (", in end", "ValueError", "the data are gone"),
     "hooked": (", in end", "ValueError", "the data are gone"),
     "interrupt": (", in end", "KeyboardInterrupt"),
-    "stall": ("StallError", "allreduce 'awaited' did not end within 1.0 s", "rank 1 has not come"),
+    "stall": (
+        "StallError",
+        "allreduce 'awaited' did not end within 1.0 s",
+        "rank 1 has not arrived",
+    ),
     "exit": SHUT_DOWN,
     "return": SHUT_DOWN,
     "vanish": (),

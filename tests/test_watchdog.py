@@ -8,10 +8,10 @@ from pathlib import Path
 from tests.test_jobs import JOBS, TIMEOUT, run_job
 
 LATE = (
-    r"ringdl: allreduce 'late' has been in flight for \d+ s: rank 1 has not come "
-    r"\(allreduce on one host: 2 of 3 ranks have told .* on rank 0\)"
+    r"ringdl: allreduce 'late' has been in flight for \d+ s: rank 1 has not arrived "
+    r"\(allreduce on one host: 2 of 3 ranks have announced .* on rank 0\)"
 )
-EARLIER = r"ringdl: allreduce 'earlier' has been in flight for \d+ s: rank 1 has not come"
+EARLIER = r"ringdl: allreduce 'earlier' has been in flight for \d+ s: rank 1 has not arrived"
 ENDING = r"ringdl: shutdown\(\) has waited \d+ s for rank 1, which did not call it yet"
 HOLDS = (
     r"ringdl: rank {}: 2 works in flight",

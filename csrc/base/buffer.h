@@ -17,21 +17,21 @@
 
 namespace ringdl {
 
-/// Large blocks that come and go with every collective. They are mapped, and kept for the next of
-/// their size: in the heap they would end up between the gradients that a framework allocates and
-/// frees, whose holes then fit no gradient any more.
+/// Large blocks that every collective allocates and frees. They are mapped, and kept for the next
+/// request of their size: on the heap they would land between a framework's gradients, and the
+/// holes that these leave would fit no gradient any more.
 ///
-/// Threads: any. In a forked child nothing is kept: a thread of its parent may have held the lock
-/// when it was forked, and has left it locked.
+/// Threads: any. A forked child keeps nothing: a thread of its parent may have held the lock at the
+/// fork, so it stays locked.
 class BlockCache {
  public:
   static constexpr size_t kSmallestBytes = 256 << 10;
   static constexpr size_t kKeptBytes = 8 << 20;
-  /// From here on blocks have huge pages where the system has them: else touching a new one for the
-  /// first time takes several times as long as copying into it. As NumPy does.
+  /// Blocks from this size on use huge pages where the system has them, as in NumPy: without them,
+  /// the first touch of a new block takes several times as long as copying into it.
   static constexpr size_t kHugeBytes = 4 << 20;
 
-  /// The one of this process, which lives as long as it.
+  /// The cache of this process; it lives as long as the process.
   static BlockCache& instance() {
     static auto* const cache = new BlockCache;
     return *cache;
@@ -57,7 +57,7 @@ class BlockCache {
     return static_cast<std::byte*>(data);
   }
 
-  /// Room is made by what was given back first: programs go on to other sizes.
+  /// Evicts the blocks that were given back first: programs move on to other sizes.
   void give_back(std::byte* data, size_t bytes) {
     if (getpid() != process_ || bytes > kKeptBytes) {
       munmap(data, bytes);
@@ -135,7 +135,7 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-/// The same, for as long as somebody holds it.
+/// The same, with shared ownership.
 inline std::shared_ptr<std::byte> allocate(size_t bytes) {
   const auto buffer = std::make_shared<Buffer>(bytes);
   return {buffer, buffer->data()};

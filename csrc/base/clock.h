@@ -19,7 +19,7 @@ inline int64_t now_ns() {
       .count();
 }
 
-/// What time it is, as far as an engine knows: the machine's, a test's or a simulator's.
+/// An engine's source of time: the machine's clock, a test's or a simulator's.
 class Clock {
  public:
   /// Nanoseconds since some instant; never less than before.
@@ -37,7 +37,7 @@ class MonotonicClock final : public Clock {
 
 inline constexpr MonotonicClock kMonotonicClock;
 
-/// Nanoseconds of a processor that the calling thread has used.
+/// CPU time that the calling thread has used, in nanoseconds.
 inline int64_t thread_cpu_ns() {
   timespec used{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);

@@ -27,20 +27,20 @@ class StallError : public Error {
   using Error::Error;
 };
 
-/// A rank's process has ended without shutdown(): nothing that it takes part in can end any more.
-/// Groups without it go on.
+/// A rank's process has ended without shutdown(): no work that includes it can end any more. Groups
+/// without it go on.
 class RankFailedError : public Error {
  public:
   using Error::Error;
 };
 
-/// A call that cannot be right whatever the other ranks do. In Python also a ValueError.
+/// A call that is wrong whatever the other ranks do. In Python also a ValueError.
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-/// There is not so much memory. In Python: MemoryError.
+/// There is not enough memory. In Python: MemoryError.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(std::string text)

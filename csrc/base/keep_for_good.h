@@ -7,8 +7,8 @@
 
 namespace ringdl {
 
-/// Keeps memory for as long as the process lives: what sends that nobody will receive are made
-/// from, as MPI may read it until then. Any thread.
+/// Keeps memory until the process ends: the buffers of sends that nobody will receive, as MPI may
+/// read them until then. Any thread.
 inline void keep_for_good(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::shared_ptr<const void>>;

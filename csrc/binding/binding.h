@@ -15,13 +15,13 @@
 #include "engine/driver.h"
 #include "transport/shm/segment_window.h"
 
-/// What the files of the binding share. Every call into the engine that takes its lock lets go of
-/// the GIL: whoever holds the lock may want the GIL, as a custom_op that raises does.
+/// Shared by the files of the binding. Every call into the engine that takes its lock releases the
+/// GIL: the thread that holds the lock may need the GIL, as a custom_op that raises does.
 namespace ringdl::binding {
 
 namespace nb = nanobind;
 
-/// Any array that has a buffer or speaks DLPack; taken without a copy.
+/// Any array that supports the buffer protocol or DLPack; taken without a copy.
 using Array = nb::ndarray<nb::ro>;
 
 /// An array as the engine takes it.
@@ -32,22 +32,22 @@ struct ArrayView {
 };
 
 /// @param dtype  what the elements are if the array cannot say so itself (bfloat16 as uint16)
-/// @throws UsageError  on another device than the CPU, not contiguous, a dtype that is not reduced
+/// @throws UsageError  not on the CPU, not contiguous, or of a dtype that is not reduced
 ArrayView view_of(const Array& array, std::optional<DType> dtype);
 
 nb::dlpack::dtype to_dlpack(DType dtype);
 
-/// Seconds as Python gives them to nanoseconds; at most a century.
+/// Converts Python's seconds to nanoseconds; at most a century.
 int64_t to_ns(double seconds);
 
-/// Sets Python's error to that of ringdl which was thrown, of the class of its name. With the GIL
-/// held; throws what is none of ringdl's again.
+/// Sets Python's error to a thrown error of ringdl, of the class of the same name. Call it with the
+/// GIL held; it rethrows all other exceptions.
 void raise_in_python(const std::exception_ptr& thrown);
 
-/// Has Python handle signals (Ctrl-C); throws what their handlers raise. Takes the GIL.
+/// Runs Python's signal handlers (Ctrl-C); throws what they raise. Takes the GIL.
 void check_signals();
 
-/// A reduction of the user's own, and what keeps its code alive.
+/// A user-defined reduction, and what keeps its code alive.
 struct CustomOperation {
   Operation operation;
   nb::object owner;
@@ -89,7 +89,7 @@ struct Communicator {
   }
 };
 
-/// Allreduce in place of a NumPy array by all ranks, which wait at once.
+/// In-place allreduce of a NumPy array over all ranks, which wait for it at once.
 /// @param op  a reduction; invalid: the average
 /// @returns True if it is done, a work if it is under way, None if it has to be submitted instead
 nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op);

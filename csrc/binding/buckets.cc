@@ -25,7 +25,15 @@ std::vector<GradientSpec> gradients_of(const std::vector<Spec>& specs) {
   return gradients;
 }
 
-// Lets go of the GIL for the destructor, too.
+// What buckets are made from, which takes it over.
+struct Memory {
+  std::vector<GradientSpec> gradients;
+  BucketPlan plan;
+  SharedGroup group;
+  std::unique_ptr<BucketMemory> own;
+};
+
+// Releases the GIL for the destructor, too.
 struct Buckets {
   std::unique_ptr<GradientBuckets> own;
 
@@ -38,8 +46,8 @@ struct Buckets {
   }
 };
 
-// A gradient's memory, kept alive by the buckets: as NumPy's array (bfloat16 as uint16), or as
-// something that speaks DLPack.
+// A gradient's memory, kept alive by the buckets: as NumPy's array (bfloat16 as uint16), or as a
+// DLPack array.
 template <class Framework>
 nb::ndarray<Framework> view(nb::handle_t<Buckets> self, int index, bool as_bits) {
   GradientBuckets& buckets = *nb::cast<Buckets&>(self).own;
@@ -68,35 +76,41 @@ void bind_buckets(nb::module_& module) {
       },
       nb::arg("specs"), nb::arg("bucket_bytes"), nb::arg("first_bucket_bytes"));
 
+  nb::class_<Memory>(module, "BucketMemory")
+      .def(
+          "__init__",
+          [](Memory* self, const Communicator& communicator, const std::vector<Spec>& specs,
+             int64_t bucket_bytes, int64_t first_bucket_bytes, const SharedGroup& group) {
+            const auto& driver = communicator.driver;
+            const SharedGroup& members = group ? group : driver->group_of_all_ranks();
+            std::vector<GradientSpec> gradients = gradients_of(specs);
+            BucketPlan plan = plan_buckets(gradients, bucket_bytes, first_bucket_bytes);
+            const nb::gil_scoped_release release;
+            auto own = std::make_unique<BucketMemory>(*driver, plan, members);
+            new (self) Memory{std::move(gradients), std::move(plan), members, std::move(own)};
+          },
+          nb::arg("communicator"), nb::arg("specs"), nb::arg("bucket_bytes"),
+          nb::arg("first_bucket_bytes"), nb::arg("group").none())
+      .def("places", [](const Memory& self) { return self.own->places(); });
+
   nb::class_<Buckets>(module, "GradientBuckets")
       .def(
           "__init__",
-          [](Buckets* self, const Communicator& communicator, const std::vector<Spec>& specs,
-             int64_t bucket_bytes, int64_t first_bucket_bytes, Reduction reduction,
-             int64_t first_number, const SharedGroup& group, std::optional<DType> compression) {
-            std::vector<GradientSpec> gradients = gradients_of(specs);
-            BucketPlan plan = plan_buckets(gradients, bucket_bytes, first_bucket_bytes);
-            const auto& driver = communicator.driver;
+          [](Buckets* self, const Communicator& communicator, Memory& memory,
+             const BucketMemory::Places& places, Reduction reduction, int64_t first_number,
+             std::optional<DType> compression) {
             std::unique_ptr<GradientBuckets> buckets;
             {
               const nb::gil_scoped_release release;
               buckets = std::make_unique<GradientBuckets>(
-                  driver, std::move(gradients), std::move(plan), reduction, first_number,
-                  group ? group : driver->group_of_all_ranks(), compression);
+                  communicator.driver, std::move(memory.gradients), std::move(memory.plan),
+                  std::move(memory.own), places, reduction, first_number, memory.group,
+                  compression);
             }
             new (self) Buckets(std::move(buckets));
           },
-          nb::arg("communicator"), nb::arg("specs"), nb::arg("bucket_bytes"),
-          nb::arg("first_bucket_bytes"), nb::arg("reduction"), nb::arg("first_number"),
-          nb::arg("group").none(), nb::arg("compression").none())
-      .def("places", [](Buckets& self) { return self.own->places(); })
-      .def(
-          "connect",
-          [](Buckets& self, const std::vector<std::vector<int64_t>>& places) {
-            const nb::gil_scoped_release release;
-            self.own->connect(places);
-          },
-          nb::arg("places"))
+          nb::arg("communicator"), nb::arg("memory"), nb::arg("places"), nb::arg("reduction"),
+          nb::arg("first_number"), nb::arg("compression").none())
       .def("numpy_view",
            [](nb::handle_t<Buckets> self, int index) { return view<nb::numpy>(self, index, true); })
       .def("dlpack_view", [](nb::handle_t<Buckets> self,

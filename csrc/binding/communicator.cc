@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "binding/binding.h"
+#include "collective/planner/algorithms.h"
 #include "transport/loopback/loopback.h"
 #include "transport/mpi/mpi.h"
 #include "transport/shm/segment_window.h"
@@ -24,7 +25,7 @@ namespace {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
-// What `take` returns, as a file of events has it.
+// The trace that `take` returns, in the format of a trace file.
 template <class Take>
 nb::bytes json_of_trace(const Communicator& self, int64_t origin_ns, const Take& take) {
   std::string text;
@@ -83,8 +84,8 @@ std::tuple<std::vector<int64_t>, Bytes> take_gathered(Work& work) {
   return {gathered.lengths, Bytes(data, {buffer->size()}, owner)};
 }
 
-// A cost model as Python has it: inside a host and between hosts, by Algorithm, the seconds of a
-// step and of a byte.
+// A cost model in Python's form: inside a host and between hosts, by Algorithm, the seconds per
+// step and per byte.
 using CostLines = std::array<std::vector<std::array<double, 2>>, 2>;
 
 CostModel model_of(const CostLines& lines) {
@@ -224,8 +225,9 @@ void bind_communicator(nb::module_& module) {
             return std::make_tuple(stalled->index, stalled->why);
           },
           nb::arg("works"), nb::arg("elapsed"), nb::arg("timeouts"), nb::arg("seen"))
-      .def_prop_ro("news", [](const Communicator& self) { return self.driver->news(); })
-      .def("tell_news", [](Communicator& self) { self.driver->tell_news(); })
+      .def_prop_ro("notifications",
+                   [](const Communicator& self) { return self.driver->notifications(); })
+      .def("notify", [](Communicator& self) { self.driver->notify(); })
       .def(
           "join",
           [](Communicator& self, double timeout) {
@@ -240,10 +242,10 @@ void bind_communicator(nb::module_& module) {
             self.driver->set_join_answers_allreduces_only(only);
           },
           nb::arg("only"))
-      .def("look",
+      .def("poll",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
-             self.driver->look();
+             self.driver->poll();
            })
       .def("forget_submitters",
            [](Communicator& self) {

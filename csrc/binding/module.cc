@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "binding/binding.h"
+#include "collective/planner/algorithms.h"
 #include "engine/driver.h"
 #include "reduce/adasum.h"
 #include "reduce/reduce.h"
@@ -37,7 +38,7 @@ void request_dumps_and_go_on(int signal) {
   if (handler_before != nullptr) handler_before(signal);
 }
 
-// A handler that was set before, as MPICH sets one, is called as well.
+// A handler that was set before (MPICH sets one) is called as well.
 void dump_on_signal(int signal) {
   struct sigaction before{};
   if (sigaction(signal, nullptr, &before) != 0 || (before.sa_flags & SA_SIGINFO) != 0) return;

@@ -68,11 +68,11 @@ PyTypeObject* find_numpy_type() {
 
 std::optional<ArrayView> view_of_numpy(PyObject* x) {
   static PyTypeObject* type = nullptr;  // guarded by the GIL, which an import may let go of
-  static bool has_looked = false;
-  if (!has_looked) {
+  static bool has_checked = false;
+  if (!has_checked) {
     if (std::strcmp(Py_TYPE(x)->tp_name, "numpy.ndarray") != 0) return std::nullopt;
     type = find_numpy_type();
-    has_looked = true;
+    has_checked = true;
   }
   if (Py_TYPE(x) != type) return std::nullopt;
   const auto& array = *reinterpret_cast<const NumPyArray*>(x);

@@ -11,12 +11,12 @@ namespace ringdl {
 
 /// The memory of a plan's buckets: allocated once, zero at first, never moved.
 ///
-/// Behind the gradients of a bucket stand flags, one element of its dtype each: 1 if this rank
+/// Flags follow the gradients of a bucket, one element of its dtype per gradient: 1 if this rank
 /// produced the gradient, else 0. They are reduced with the gradients, by sum or average, so that
 /// afterwards a flag is positive if any rank produced its gradient.
 class BucketStorage {
  public:
-  /// Gives so many bytes, at a multiple of 64.
+  /// Allocates `bytes` bytes at a multiple of 64.
   using Allocate = std::function<std::shared_ptr<std::byte>(size_t bytes)>;
 
   BucketStorage(BucketPlan plan, const Allocate& allocate);

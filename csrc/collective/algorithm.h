@@ -13,6 +13,9 @@
 
 namespace ringdl {
 
+struct SharedArrays;
+struct SlotCall;
+
 /// How an allreduce is computed. The values travel in headers, so they never change.
 enum class Algorithm : uint8_t {
   kRing = 0,
@@ -54,6 +57,9 @@ struct AllreduceArguments {
   const std::vector<int>& ranks;          // the transport's numbers
   const std::shared_ptr<Window>& window;  // null if this rank shares no memory
   const SharedLayout& layout;
+  const SlotCall* slot_call = nullptr;   // where ranks of one host meet, if they do so in slots
+  const SharedArrays* agreed = nullptr;  // where the arrays of this host are, if that is known,
+  uint64_t instance = 0;                 // and how often these were used before
 };
 
 /// All that is to be known of an algorithm. Each is defined beside its state machine, and listed in
@@ -62,6 +68,7 @@ struct AllreduceAlgorithm {
   Algorithm id;
   std::string_view name;
   std::string_view ranks;  // that it is for, for people
+  bool uses_agreed_memory = false;
   bool (*can_run)(const HostLayout& layout);
   /// The largest array that it is chosen for; null: it is never chosen, and has to be asked for.
   size_t (*most_bytes)(size_t segment_bytes);

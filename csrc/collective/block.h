@@ -25,7 +25,7 @@ class OutgoingBlock {
   int64_t launched_ = 0;
 };
 
-/// The other end of it.
+/// The receiving end of such a block.
 class IncomingBlock {
  public:
   /// @param before  messages of the same work that come from `from` before the block

@@ -5,9 +5,9 @@
 
 namespace ringdl {
 
-/// What one work says to the other ranks and hears from them.
+/// The messages of one work to and from the other ranks.
 ///
-/// To and from each rank messages keep their order, and both sides must name the same sizes in the
+/// Messages to and from each rank keep their order, and both sides must name the same sizes in the
 /// same order: a collective knows them from what all ranks agreed on. Buffers stay alive and
 /// unmoved until the message has ended. Nothing here blocks; messages move between two calls of
 /// step().
@@ -24,10 +24,10 @@ class Channel {
   /// Posts the receive of the next message from rank `from`.
   virtual void receive(int from, void* data, size_t bytes) = 0;
 
-  /// How many messages to rank `to` have ended: the first so many, without a gap.
+  /// How many messages to rank `to` have ended, counted in order up to the first gap.
   virtual int64_t sent(int to) const = 0;
 
-  /// How many messages from rank `from` have arrived: the first so many, without a gap.
+  /// How many messages from rank `from` have arrived, counted in order up to the first gap.
   virtual int64_t received(int from) const = 0;
 
   /// Whether the rank before this one is known to have called with the same arguments.

@@ -21,22 +21,22 @@ class Collective {
  public:
   virtual ~Collective() = default;
 
-  /// Posts receives that may be posted before this rank's data is there. Optional.
+  /// Posts receives that may be posted before this rank's data is ready. Optional.
   virtual void prepare(Channel&) {}
 
-  /// Whether its first message to the next rank waits for nothing from that rank. The header goes
-  /// with it then; else it goes alone, at once.
+  /// Whether its first message to the next rank waits for nothing from that rank. The header is
+  /// then sent with it; otherwise alone, at once.
   virtual bool greets_next() const { return false; }
 
-  /// Does what can be done now. True once nothing is left to do on this rank: its result is there
-  /// and its messages have ended. Not to be called after that.
+  /// Does what can be done now. True once nothing is left to do on this rank: its result is
+  /// complete and its messages have ended. Not to be called after that.
   virtual bool step(Channel& channel) = 0;
 
-  /// What it has reduced in memory that other ranks write to, in pieces, or -1 if there is none. In
-  /// such memory things happen without messages: step() is then called at each look.
+  /// Pieces reduced so far in memory that other ranks write to, or -1 if there is no such memory.
+  /// It changes without messages, so step() is then called at every poll.
   virtual int64_t pieces() const { return -1; }
 
-  /// Whether a rank is known to have come otherwise than by a message.
+  /// Whether a rank is known to have arrived without a message.
   virtual bool has_met(int) const { return false; }
 
   /// Once done: what it has collected, if the result's size is only known then.

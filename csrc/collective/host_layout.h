@@ -9,10 +9,10 @@ namespace ringdl {
 /// one of its own.
 struct HostLayout {
   std::vector<std::vector<int>> hosts;  // ranks by host, ascending; hosts by their lowest rank
-  int host = 0;                         // this rank's, and which of its ranks this one is
+  int host = 0;                         // this rank's host, and its place there
   int local_rank = 0;
 
-  /// @param host_of_rank  the number of each rank's host, whatever the numbers are
+  /// @param host_of_rank  an arbitrary number for each rank's host
   static HostLayout of(const std::vector<int>& host_of_rank, int rank);
 
   const std::vector<int>& local_ranks() const { return hosts[static_cast<size_t>(host)]; }
@@ -20,7 +20,7 @@ struct HostLayout {
   int host_count() const { return static_cast<int>(hosts.size()); }
   /// All ranks.
   int size() const;
-  /// Rings between the hosts: as many as the host with the fewest ranks has.
+  /// Rings between the hosts: as many as the smallest host has ranks.
   int lanes() const;
 };
 

@@ -7,8 +7,8 @@
 
 namespace ringdl {
 
-/// What a collective has asked an executor for, in that order. Of an immediate executor all is done
-/// at once, and nothing is kept.
+/// The operations that a collective has asked an executor for, in order. An immediate executor does
+/// all at once, and nothing is kept.
 class Operations {
  public:
   explicit Operations(Executor& executor) : executor_(executor) {}
@@ -24,7 +24,7 @@ class Operations {
   /// How many were asked for.
   int64_t asked() const { return done_ + static_cast<int64_t>(pending_.size()); }
 
-  /// The first so many are done.
+  /// How many are done, counted in order.
   int64_t done() {
     size_t ended = 0;
     while (ended < pending_.size() && executor_.is_done(pending_[ended])) ++ended;
@@ -37,7 +37,7 @@ class Operations {
  private:
   Executor& executor_;
   int64_t done_ = 0;
-  std::vector<Executor::Ticket> pending_;  // of those after them
+  std::vector<Executor::Ticket> pending_;  // of those not done
 };
 
 }  // namespace ringdl

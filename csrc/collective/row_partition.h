@@ -8,10 +8,10 @@
 
 namespace ringdl {
 
-/// How rows are dealt to ranks: consecutively and as evenly as can be; earlier ranks take the
-/// remainder, one row each. Pure.
+/// How rows are divided among ranks: consecutively and as evenly as possible; earlier ranks take
+/// the remainder, one row each. Pure.
 ///
-/// @return  what each rank gets
+/// @return  the rows of each rank, as bytes
 inline std::vector<Span> row_partition(int64_t rows, size_t row_bytes, int size) {
   std::vector<Span> parts;
   size_t begin = 0;

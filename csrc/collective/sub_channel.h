@@ -7,7 +7,7 @@
 
 namespace ringdl {
 
-/// Some ranks among themselves, after what they have said to one another before.
+/// Messages among some of the ranks, after those that they have exchanged before.
 class SubChannel final : public Channel {
  public:
   /// @param ranks  the members, as the channel numbers them
@@ -18,7 +18,7 @@ class SubChannel final : public Channel {
         sent_before_(ranks_.size(), 0),
         received_before_(ranks_.size(), 0) {}
 
-  /// What is said from now on goes through here; all that was said before has ended.
+  /// Messages go through here from now on; all earlier ones have ended.
   void begin(Channel& channel) {
     use(channel);
     for (size_t i = 0; i < ranks_.size(); ++i) {

@@ -8,7 +8,7 @@
 namespace ringdl {
 namespace {
 
-// While no message has come.
+// While no message has arrived.
 class Awaiting final : public Collective {
  public:
   bool step(Channel&) override { return false; }

@@ -15,10 +15,10 @@ namespace ringdl {
 
 /// Receives that name no rank.
 ///
-/// A message is a work of its two ends, and a receive that names no rank cannot tell which: it
-/// waits under a key of its own until a header of such a message has come that no receive has
+/// A message is a work of its two ends, and a receive that names no rank does not know which. It
+/// waits under a key of its own until a header of such a message has arrived that no receive has
 /// claimed, then submits that rank's next message, and ends with it. Headers are always accepted,
-/// so there is nothing to ask for. Ranks are served in turn, and each rank's messages in the order
+/// so nothing has to be requested. Ranks are served in turn, and each rank's messages in the order
 /// in which it sent them; of several receives, the one submitted first is served first. A receive
 /// that names a rank claims its next message at once, so it goes before those that wait.
 class AnyReceives {
@@ -26,7 +26,7 @@ class AnyReceives {
   AnyReceives(WorkTable& works, Matching& matching, const Membership& membership,
               Submitter& submitter);
 
-  /// Submits one, which is in flight from then on.
+  /// Submits a receive, which is in flight from then on.
   /// @param members  the call's group
   /// @throws UsageError  no other rank is in the group
   std::shared_ptr<Work> submit(const Call& call, void* data, const SharedGroup& members);
@@ -37,8 +37,7 @@ class AnyReceives {
   bool is_empty() const { return receives_.empty(); }
   void give_up() { receives_.clear(); }
 
-  /// Why one in flight fails, now that some ranks have left: nothing while one that is left may
-  /// send.
+  /// Why a receive in flight fails after ranks have left: nothing while a remaining rank may send.
   Failure failure_by_leaving(const Work& work) const;
 
  private:
@@ -47,7 +46,7 @@ class AnyReceives {
     Call call;
     void* data;
     std::vector<SharedGroup> pairs;  // with each member; null for this rank
-    std::shared_ptr<Work> message;   // once one has come
+    std::shared_ptr<Work> message;   // once one has arrived
   };
 
   bool find_message(Receive& receive);
@@ -58,7 +57,7 @@ class AnyReceives {
   Submitter& submitter_;
   std::deque<Receive> receives_;
   bool are_headers_new_ = false;  // some were parked since step()
-  bool is_stepping_ = false;      // to start a work is to look for messages, too
+  bool is_stepping_ = false;      // starting a work calls step(), too
   int last_sender_ = -1;          // the member that was received from last
 };
 

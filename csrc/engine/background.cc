@@ -9,18 +9,18 @@
 namespace ringdl {
 namespace {
 
-// It sleeps so many times the CPU time that a poll which moves nothing takes, so it never takes
-// more than 3% of a core from those who compute, beside what moving bytes takes.
+// It sleeps this many times the CPU time of a poll that moves nothing, so it never takes more than
+// 3% of a core from threads that compute, beyond what moving bytes takes.
 constexpr int64_t kSleepPerPoll = 32;
 constexpr int64_t kShortestSleepNs = 50 * kMicrosecond;
 constexpr int64_t kLongestSleepNs = 2 * kMillisecond;
 
-// A poll that takes so many times as long as one that moves nothing has moved bytes, though no
-// message may have ended.
+// A poll that takes this many times as long as one that moves nothing has moved bytes, even if no
+// message has ended.
 constexpr int64_t kMovingPolls = 4;
 
-// Those who wait poll for themselves, at least every 2 ms, and a second poll would only keep them
-// from the lock. Unless they have not for so long: a signal handler may be at work.
+// Waiting threads poll for themselves, at least every 2 ms, and a second poll would only keep them
+// from the lock. Unless they have not for this long: a signal handler may be running.
 constexpr int64_t kWaiterIsAwayNs = 10 * kMillisecond;
 
 // Without works in flight: often enough to answer a rank that asks why nothing moves.
@@ -32,9 +32,9 @@ void Driver::progress_in_background() {
   Lock lock(mutex_);
   int64_t pause = 0;
   int fruitless = 0;
-  int64_t idle_poll = kMillisecond;  // CPU time of one that moves nothing: the least of late
+  int64_t idle_poll = kMillisecond;  // CPU time of one that moves nothing: the recent least
   while (!stopping_) {
-    if (waiters_ > 0 && now_ns() - waiter_looked_ns_ < kWaiterIsAwayNs) {
+    if (waiters_ > 0 && now_ns() - waiter_polled_ns_ < kWaiterIsAwayNs) {
       lock.unlock();
       sleep_ns(kLongestSleepNs);
       lock.lock();

@@ -11,14 +11,14 @@ namespace ringdl {
 namespace {
 
 // Between two ranks of one host an answer takes about a microsecond. For longer, a yield is as
-// quick where nobody else wants the core, and where somebody does, it may be who is waited for.
+// quick if nobody else wants the core; if somebody does, it may be the awaited rank.
 constexpr int64_t kSpinNs = 5 * kMicrosecond;
 
-// Not for ever, as a yield among sleepers is a spin. A sleep takes 0.1 ms more than is asked for.
+// Not for ever, as a yield among sleepers is a spin. A sleep takes 0.1 ms more than requested.
 constexpr int64_t kLongestYieldsNs = 1000 * kMicrosecond;
 constexpr int64_t kShortestYieldsNs = 50 * kMicrosecond;
 
-// Of such a wait, a millisecond of yields would be up to a half.
+// A millisecond of yields would be up to half of such a wait.
 constexpr int64_t kLongNs = 2 * kMillisecond;
 
 constexpr int64_t kLongestSleepNs = 2 * kMillisecond;

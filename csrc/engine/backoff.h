@@ -4,15 +4,15 @@
 
 namespace ringdl {
 
-/// How a thread that waits spends its time between two looks: it spins for a moment (unless ranks
+/// How a thread that waits spends its time between two polls: it spins for a moment (unless ranks
 /// have to share cores), yields for a while, then sleeps longer and longer.
 ///
-/// It yields for a millisecond, and for less and less where waits use to be longer than that: who
-/// waits for one segment after the other on a slow link would else spend half its time in yields,
-/// and those who still compute, or TCP, may want the core.
+/// It yields for a millisecond, and for less and less if waits are usually longer than that: a
+/// thread that waits for one segment after the other on a slow link would else spend half its time
+/// in yields, while threads that still compute, or TCP, may want the core.
 ///
-/// A sleep is a sixteenth of the time waited so far, so it adds little to what was waited for
-/// anyway, and at most 2 ms: then a look every 2 ms costs well under 1% of a core.
+/// A sleep is a sixteenth of the time waited so far, so it adds little to the wait, and at most 2
+/// ms: a poll every 2 ms costs well under 1% of a core.
 class Backoff {
  public:
   /// @param may_spin  every rank of this host can have a core of its own

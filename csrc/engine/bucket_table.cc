@@ -85,7 +85,7 @@ void BucketTable::on_end(const Key& key, const Failure& why) {
 
 void BucketTable::on_failure(const Key& key, const Failure& why) {
   const auto found = buckets_.find(number_of(key));
-  if (found == buckets_.end()) return;  // not made yet, or not any more
+  if (found == buckets_.end()) return;  // not made yet, or removed
   found->second.failure = why;
   unprepare(found->second);
 }

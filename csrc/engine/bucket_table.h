@@ -17,7 +17,7 @@
 
 namespace ringdl {
 
-/// What a bucket is: the same on all members of its group, but for the memory.
+/// Describes a bucket: the same on all members of its group, except the memory.
 struct BucketSpec {
   std::shared_ptr<const void> memory;  // keeps `data` alive for as long as messages are under way
   void* data = nullptr;
@@ -32,9 +32,8 @@ struct BucketSpec {
 };
 
 /// The buckets of one rank. Each instance of one is prepared as soon as the one before has ended,
-/// so that its first receives are posted when the previous rank launches. A bucket one of whose
-/// instances has failed cannot be used any more: it has no headers by which rounds could be told
-/// apart.
+/// so that its first receives are posted when the previous rank launches. A bucket with a failed
+/// instance cannot be used any more: it has no headers to distinguish rounds.
 class BucketTable {
  public:
   BucketTable(WorkTable& works, Matching& matching, Planning& planning, const TagLayout& tags)
@@ -56,10 +55,10 @@ class BucketTable {
   /// The next instance is known to fail.
   void on_failure(const Key& key, const Failure& why);
 
-  /// On a rank that has joined: the others have launched so many instances.
+  /// On a rank that has joined: another rank has launched this instance.
   void on_launched(const Key& key);
-  /// One that others have launched and this rank has not, filled with zeros; nothing if there is
-  /// none.
+  /// A bucket that others have launched and this rank has not, filled with zeros; nothing if there
+  /// is none.
   std::optional<int64_t> next_to_answer();
   /// Calls for each instance in flight.
   void for_each_running(const std::function<void(const Work&)>& act) const;
@@ -73,7 +72,7 @@ class BucketTable {
     std::shared_ptr<Work> prepared;  // the next instance, with receives posted
     std::shared_ptr<Work> running;
     Failure failure;                  // set once an instance has failed
-    uint64_t launched_elsewhere = 0;  // instances, as far as a joined rank is told
+    uint64_t launched_elsewhere = 0;  // instances, as far as a joined rank knows
   };
 
   void prepare(int64_t number, Bucket& bucket);

@@ -11,10 +11,10 @@
 
 namespace ringdl {
 
-/// A reduction of the user's own.
+/// A user-defined reduction.
 struct Operation {
   CustomKernel kernel = nullptr;  // null: one of ours
-  uint64_t digest = 0;            // tells functions apart; not 0
+  uint64_t digest = 0;            // distinguishes functions; not 0
   std::string name;               // for people
 };
 
@@ -30,13 +30,13 @@ struct Call {
   std::optional<Algorithm> algorithm =
       std::nullopt;  // of an allreduce; by default chosen by its size
   Operation operation = {};
-  /// What float32 travels as between hosts, if not as it is: float16 or bfloat16.
+  /// The dtype that float32 is sent as between hosts, if not unchanged: float16 or bfloat16.
   std::optional<DType> compression = std::nullopt;
   /// Rows for each rank: of an alltoall, and on the root of a scatter.
   std::vector<int64_t> splits = {};
   /// Where a reducescatter puts this rank's rows: the caller's, as `data` of Driver::submit().
   void* output = nullptr;
-  /// Of a message: to this rank, from whichever other member of the group has sent one.
+  /// Of a message: to this rank, from any other member of the group that has sent one.
   bool from_any = false;
 };
 
@@ -44,16 +44,16 @@ struct Call {
 int64_t rows_of(const Call& call);
 
 /// Bytes of one row, along the first dimension. Where rows may be uneven but hold nothing, each
-/// counts as one byte, so that lengths tell how many there are.
+/// counts as one byte, so that lengths give their number.
 size_t row_bytes(const Call& call);
 
 /// Bytes of the whole array.
 size_t bytes_of(const Call& call);
 
-/// Tells apart calls of one kind that ranks disagree on.
+/// Distinguishes calls of one kind that ranks disagree on.
 uint64_t digest_of(const Call& call);
 
-/// What other ranks are told of a call. Leaves out the algorithm.
+/// What is sent to other ranks about a call. Leaves out the algorithm.
 Description describe(const Call& call);
 
 }  // namespace ringdl

@@ -9,20 +9,20 @@
 namespace ringdl {
 namespace {
 
-// What was begun so long ago is begun anew.
+// A count of this age is begun anew.
 constexpr int64_t kFreshNs = kSecond / 2;
 
-// What nobody keeps is forgotten after that.
+// A count that nobody keeps is forgotten after this time.
 constexpr int64_t kForgetNs = 5 * kSecond;
 
-// After which more members are asked than those that have not answered yet. Who waits answers
-// within some milliseconds, who is idle within a tenth of a second.
+// After this time without an answer, more members are asked. A waiting rank answers within some
+// milliseconds, an idle one within a tenth of a second.
 constexpr int64_t kAskMoreNs = 40 * kMillisecond;
 
-// What is told of all members, two bits each, fits into a message. All of a larger group are asked.
+// The standings of all members, two bits each, fit into a message. All of a larger group are asked.
 constexpr int kMostMembers = 4 * (static_cast<int>(kMaxPayloadBytes) - 8);
 
-// As the level of a question: only whether the one that is asked has submitted the key.
+// As the level of a question: only whether the receiver has submitted the key.
 constexpr int kStandingOnly = -1;
 
 // Of an answer, in MessageHead::flag.
@@ -36,8 +36,8 @@ int Census::Count::offset_of(int rank) const {
   return member < 0 ? 0 : (member - group->rank + group->size()) % group->size();
 }
 
-// Who is asked takes over when that was begun: else what is asked late, after waiting for a silent
-// rank, would have all begin anew, again and again.
+// A rank that is asked takes over the time of the beginning: else a question asked late, after a
+// wait for a silent rank, would make all begin anew, again and again.
 void Census::begin(const Key& key, const SharedGroup& group, int64_t patience, int64_t age,
                    int64_t now) {
   Count& count = counts_[key];
@@ -97,8 +97,7 @@ void Census::ask_more(const Key& key, Count& count, int64_t now) {
   while (count.asked < until) ask(key, count, ++count.asked, kStandingOnly, now);
 }
 
-// Accounts for the members behind those that are: whether one has been found that takes part, or
-// the last one.
+// Accounts for further members. Returns whether it has found one that takes part, or the last one.
 bool Census::find_next(const Key& key, Count& count, int64_t now) {
   while (count.passed < count.last()) {
     const int offset = count.passed + 1;
@@ -118,8 +117,8 @@ bool Census::find_next(const Key& key, Count& count, int64_t now) {
   return true;
 }
 
-// `passed` counts further than what is accounted for only while the next one that takes part is
-// looked for; when that one has been asked what it has found, both are the same.
+// `passed` is beyond the members accounted for only while the next one that takes part is searched
+// for; once that one has been asked what it has found, both are the same.
 void Census::advance(const Key& key, Count& count, int64_t now) {
   while (!count.is_complete()) {
     if (count.pulled_ns == 0) {
@@ -132,7 +131,7 @@ void Census::advance(const Key& key, Count& count, int64_t now) {
       return;
     }
     if (now - count.pulled_ns < 2 * count.patience_ns + kAskMoreNs) return;
-    // It takes part no more, or has stopped: all others are asked.
+    // It no longer takes part, or has stopped: all others are asked.
     count.pulled_ns = 0;
     while (count.asked < count.last()) ask(key, count, ++count.asked, kStandingOnly, now);
   }
@@ -221,7 +220,7 @@ void Census::on_answer(const ControlMessage& message, int64_t now) {
         ask(key, count, end, static_cast<int>(count.ends.size()) - 1, now);
       }
     } else if (is_awaited) {
-      count.pulled_ns = 0;  // its work has ended: the next one is looked for
+      count.pulled_ns = 0;  // its work has ended: search for the next one
     }
   }
   advance(key, count, now);
@@ -242,7 +241,7 @@ void Census::on_left(const std::vector<int>& ranks, int64_t now) {
   }
 }
 
-void Census::look(int64_t now) {
+void Census::check(int64_t now) {
   for (auto& [key, count] : counts_) {
     if (count.group) advance(key, count, now);
   }

@@ -10,28 +10,28 @@
 
 namespace ringdl {
 
-/// Which ranks of its group have submitted a key, as far as this rank has been told.
+/// Which ranks of its group have submitted a key, as far as this rank knows.
 enum class Standing : uint8_t { kUnknown, kMissing, kSubmitted };
 
-/// Finds out which members of a group have submitted a key, with few messages however many want to
-/// know.
+/// Finds out which members of a group have submitted a key, with few messages however many ranks
+/// ask.
 ///
-/// Those take part that have submitted the key and whose work has not ended: they know the group,
-/// count at once when they are asked, and mostly want to know, too. Each asks the members after it,
-/// one, then two, then four, until one takes part; so a rank that is late is asked by the one
-/// before it alone, and if that is silent, by the one before that. Then each asks the last member
-/// that it has heard of, which takes part, what that one has found, and so knows twice as many as
-/// before (pointer jumping, Wyllie 1979). So log2 P questions and as many answers tell each of P
-/// ranks of all.
+/// The members that have submitted the key and whose work has not ended take part: they know the
+/// group, count at once when asked, and mostly want the result, too. Each asks the members after
+/// it, one, then two, then four, until one takes part; so a late rank is asked only by the one
+/// before it, and if that is silent, by the one before that. Then each asks the last member that it
+/// knows of, which takes part, what that one has found, and so knows of twice as many as before
+/// (pointer jumping, Wyllie 1979). So with log2 P questions and as many answers each of P ranks
+/// knows of all.
 ///
-/// A question is answered once there is something to tell: who asks has found as many members
-/// before. Who is silent for a while is passed over, and an answer that comes later still counts.
+/// A question is answered once the receiver has found as many members as the rank that asks. A
+/// member that is silent for a while is passed over, and an answer that arrives later still counts.
 class Census {
  public:
-  /// What it needs of the engine.
+  /// What it needs from the engine.
   class Host {
    public:
-    /// Whether this rank has not submitted it, nor been told why it fails.
+    /// Whether this rank has not submitted the key, and does not know it to fail.
     virtual bool is_ahead(const Key& key) const = 0;
     /// The group of a work in flight; else null.
     virtual SharedGroup group_in_flight(const Key& key) const = 0;
@@ -45,11 +45,11 @@ class Census {
   Census(Host& host, ControlPlane& control) : host_(host), control_(control) {}
 
   /// Counts the members of a group, unless that was begun a moment ago, here or elsewhere.
-  /// @param patience_ns  how long a silent member is waited for
+  /// @param patience_ns  how long to wait for a silent member
   void begin(const Key& key, const SharedGroup& group, int64_t patience_ns, int64_t now_ns) {
     begin(key, group, patience_ns, 0, now_ns);
   }
-  /// Keeps what is found out about a key, until as many calls of release().
+  /// Keeps the findings about a key, until as many calls of release().
   void keep(const Key& key) { ++counts_[key].kept; }
   void release(const Key& key);
 
@@ -58,11 +58,10 @@ class Census {
 
   void on_query(const ControlMessage& message, int64_t now_ns);
   void on_answer(const ControlMessage& message, int64_t now_ns);
-  /// Asks ranks that have left again, of works in flight: what they said before that is not their
-  /// last word.
+  /// Asks ranks that have left again about works in flight: what they answered before is not final.
   void on_left(const std::vector<int>& ranks, int64_t now_ns);
   /// Called now and then.
-  void look(int64_t now_ns);
+  void check(int64_t now_ns);
 
  private:
   // Members are counted from the one after this rank: offsets 1 to P-1.
@@ -80,13 +79,13 @@ class Census {
     int kept = 0;
     SharedGroup group;       // null: not begun
     int64_t begun_ns = 0;    // by the first rank that did
-    int64_t touched_ns = 0;  // when this rank, or another one, last wanted to know
+    int64_t touched_ns = 0;  // when this rank, or another one, last asked
     int64_t patience_ns = 0;
-    uint32_t number = 0;              // tells its questions from those of the one before
+    uint32_t number = 0;              // distinguishes its questions from earlier ones
     std::vector<Standing> standings;  // by member of the group
     std::vector<Member> members;      // by offset
     int asked = 0;                    // offsets 1 to asked
-    int passed = 0;                   // offsets of which none takes part, behind the last of ends
+    int passed = 0;                   // offsets of which none takes part, after the last of ends
     /// By level: how many offsets are accounted for. The last of these takes part, or is the last.
     std::vector<int> ends;
     int64_t pulled_ns = 0;  // when that one was asked what it has found; 0: not yet

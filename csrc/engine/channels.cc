@@ -19,7 +19,7 @@ MessageHead KeyedChannel::head(MessageType type) const {
   return head;
 }
 
-// What goes to the next rank waits for announce(), whatever the order of the first messages.
+// Messages to the next rank wait for announce(), whatever the order of the first messages.
 void KeyedChannel::send(int to, const void* data, size_t bytes) {
   Edge& edge = out_[to];
   edge.messages.add(const_cast<void*>(data), bytes);
@@ -84,7 +84,7 @@ void KeyedChannel::receive(int from, void* data, size_t bytes) {
   route(from, edge, edge.messages.next() - 1);
 }
 
-// Decides how message `number` comes, once that can be known.
+// Decides how message `number` arrives, once that can be known.
 void KeyedChannel::route(int from, Edge& edge, int64_t number) {
   MessageSequence::Message& message = edge.messages[number];
   if (message.started || message.ended || !edge.greeted) return;
@@ -145,7 +145,7 @@ void KeyedChannel::finish() {
   }
 }
 
-// Withdraws from the back: what arrives meanwhile matches the first receives, its own.
+// Withdraws from the back: messages that arrive meanwhile match the first receives, their own.
 std::vector<KeyedChannel::OpenTag> KeyedChannel::abort() {
   std::vector<OpenTag> open;
   for (auto& [from, edge] : in_) {

@@ -18,7 +18,7 @@ struct EngineCounters {
   int64_t grants_sent = 0;
 };
 
-/// What all channels of an engine share, and the ranks among which this one's messages go.
+/// What all channels of an engine share, and the ranks that this one connects.
 struct ChannelContext {
   Transport& transport;
   ControlPlane& control;
@@ -33,9 +33,9 @@ struct ChannelContext {
 /// The channel of a work that is matched by its header.
 ///
 /// The first message to each rank carries the header, and nothing is taken from a rank before its
-/// header has been found to agree. Messages of at most `inline_bytes` travel as control messages,
-/// so they need no tag and are accepted even before the receiver has submitted the key. Longer ones
-/// wait for the receiver's grant, which names the tag. Ranks are numbered as in the group.
+/// header agrees. Messages of at most `inline_bytes` are sent as control messages, so they need no
+/// tag and are accepted even before the receiver has submitted the key. Longer ones wait for the
+/// receiver's grant, which names the tag. Ranks are numbered as in the group.
 class KeyedChannel final : public Channel, public Completion {
  public:
   /// @param touch  called when something has happened that may let the work go on
@@ -51,10 +51,10 @@ class KeyedChannel final : public Channel, public Completion {
   bool agreed() const override { return agreed_; }  // the previous rank
 
   /// Sends this rank's header to the next rank, with the first message if that is inline.
-  /// @param can_wait  for that message, if there is none yet
+  /// @param can_wait  whether to wait for that message if there is none yet
   void announce(bool can_wait);
 
-  /// The header of rank `from` has come and agrees.
+  /// The header of rank `from` has arrived and agrees.
   void agree(int from, const Description& theirs);
 
   /// A control message for this key.
@@ -65,19 +65,19 @@ class KeyedChannel final : public Channel, public Completion {
   /// Tries again to get tags for receives that found the pool empty.
   void route_waiting();
 
-  /// What is left of a granted tag when a work fails: messages may still come on it.
+  /// What is left of a granted tag when a work fails: messages may still arrive on it.
   struct OpenTag {
     int from;  // the transport's number
     int tag;
     int64_t received;
-    int64_t sent;  // -1 until the sender has told
+    int64_t sent;  // -1 until the sender has reported it
   };
 
   /// Gives the tags back; everything has arrived.
   void finish();
 
-  /// Withdraws the receives, tells the receivers how much was sent, and returns the tags that stay
-  /// occupied until their senders have told the same.
+  /// Withdraws the receives, reports to the receivers how much was sent, and returns the tags that
+  /// stay occupied until their senders have reported the same.
   std::vector<OpenTag> abort();
 
   /// Whether no send is in flight.
@@ -88,12 +88,12 @@ class KeyedChannel final : public Channel, public Completion {
  private:
   struct Edge {
     MessageSequence messages;
-    bool greeted = false;     // the header was sent, or has come and agrees
+    bool greeted = false;     // the header was sent, or has arrived and agrees
     size_t inline_bytes = 0;  // the sender's
     int tag = -1;
     int64_t tagged = 0;                                // messages sent, or received, on it
     int64_t closed = -1;                               // how many the sender sent, if it gave up
-    std::map<int64_t, std::vector<std::byte>> parked;  // inline payload that came early
+    std::map<int64_t, std::vector<std::byte>> parked;  // inline payload that arrived early
   };
 
   int next() const { return (rank() + 1) % size(); }
@@ -114,7 +114,7 @@ class KeyedChannel final : public Channel, public Completion {
   std::map<int, Edge> in_;
 };
 
-/// The channel of one instance of a bucket: what it means was agreed when it was created, so its
+/// The channel of one instance of a bucket: its meaning was agreed when it was created, so its
 /// messages go straight to tags of their own and receives may be posted before it is launched.
 class BucketChannel final : public Channel, public Completion {
  public:

@@ -9,7 +9,7 @@
 namespace ringdl {
 namespace {
 
-// What each message begins with: receives are posted for any rank.
+// The beginning of each message: receives are posted for any rank.
 struct Sender {
   int32_t rank;
   uint32_t number;  // of the message, among those from this rank to that one
@@ -114,7 +114,7 @@ void ControlPlane::arrived(const Envelope& envelope) {
   }
 }
 
-// Instead of the one that has been silent for longest, if there are enough.
+// Replaces the rank that has been silent longest, if there are enough.
 void ControlPlane::make_near(int rank) {
   for (const Near& near : near_) {
     if (near.rank == rank) return;

@@ -21,9 +21,9 @@ struct ControlMessage {
 
 /// Sends and receives control messages: always accepted, in order per sender, copied when sent.
 ///
-/// Receives are posted for any rank, which MPI is bad at: the transport has to look for messages
-/// before it can post. So a rank that writes often gets a receive of its own, up to eight of them;
-/// messages are numbered, as two receives may then end in another order than they were sent.
+/// Receives are posted for any rank, which MPI is bad at: the transport has to probe for messages
+/// before it can post. So up to eight ranks that write often get a receive of their own; messages
+/// are numbered, as two receives may then end in another order than their messages were sent.
 class ControlPlane final : public Completion {
  public:
   static constexpr int kTag = 0;
@@ -47,15 +47,15 @@ class ControlPlane final : public Completion {
   void ended(Ticket ticket) override;
 
  private:
-  /// Enough for a burst to be taken in one poll; what exceeds it waits in the MPI library.
+  /// Enough to take a burst in one poll; what exceeds it waits in the MPI library.
   static constexpr int kPostedReceives = 16;
 
-  /// So many ranks have a receive of their own, each once so many of its messages came without.
+  /// How many ranks have a receive of their own, and after how many messages without one.
   static constexpr size_t kNear = 8;
   static constexpr int kHeardBefore = 16;
 
   struct Envelope {
-    int from = Transport::kAnyRank;  // whom its receive was posted for
+    int from = Transport::kAnyRank;  // the rank its receive was posted for
     std::vector<std::byte> bytes;
   };
 
@@ -79,7 +79,7 @@ class ControlPlane final : public Completion {
 
   Transport& transport_;
   std::function<void(const ControlMessage&)> handle_;
-  std::unordered_map<int, Peer> peers_;  // with whom there were messages
+  std::unordered_map<int, Peer> peers_;  // with which there were messages
   std::vector<Near> near_;
   std::vector<std::unique_ptr<Envelope>> incoming_;  // by ticket
   std::vector<std::unique_ptr<Envelope>> outgoing_;  // by ticket

@@ -9,14 +9,14 @@
 namespace ringdl {
 namespace {
 
-// Four children: seven hops between any two of 64 ranks, some of which look ten times a second.
+// Four children: seven hops between any two of 64 ranks, some of which poll ten times a second.
 constexpr int kChildren = 4;
 
-// Who leaves together does so within that, and a neighbour that has just been told waits longer.
+// Ranks that leave together do so within this; a neighbour just notified waits longer.
 constexpr int64_t kTogetherNs = 50 * kMillisecond;
 constexpr int64_t kOftenNs = 100 * kMillisecond;
 
-// A message tells of so many ranks.
+// The most ranks that one message reports.
 constexpr int kRanksPerMessage = 8 * static_cast<int>(kMaxPayloadBytes);
 
 int parent_of(int rank) { return (rank - 1) / kChildren; }
@@ -33,8 +33,8 @@ Departures::Departures(ControlPlane& control, int rank, int size)
       rank_(rank),
       size_(size),
       left_(static_cast<size_t>(size), false),
-      told_of_(left_),
-      previous_has_told_(are_neighbours(previous(), rank)) {
+      reported_(left_),
+      previous_has_reported_(are_neighbours(previous(), rank)) {
   const auto add = [&](int neighbour) {
     std::vector<bool> behind(left_.size());
     for (int other = 0; other < size; ++other) {
@@ -55,8 +55,8 @@ bool Departures::are_neighbours(int a, int b) const {
 
 void Departures::leave(int64_t now) {
   if (has_left(rank_)) return;
-  std::vector<int> news;
-  learn({rank_}, now, news);
+  std::vector<int> newly_left;
+  learn({rank_}, now, newly_left);
   if (are_neighbours(rank_, next())) {
     for (Neighbour& neighbour : neighbours_) {
       if (neighbour.rank == next()) neighbour.due_ns = now;
@@ -66,16 +66,16 @@ void Departures::leave(int64_t now) {
     head.type = MessageType::kLeaving;
     control_.send(next(), head);
   }
-  look(now);
+  check(now);
 }
 
 std::vector<int> Departures::on_leaving(const ControlMessage& message, int64_t now) {
-  std::vector<int> news;
+  std::vector<int> newly_left;
   if (message.head.payload_bytes == 0) {
-    previous_has_told_ = true;
-    if (!has_left(message.from)) news.push_back(message.from);
+    previous_has_reported_ = true;
+    if (!has_left(message.from)) newly_left.push_back(message.from);
     left_[static_cast<size_t>(message.from)] = true;
-    return news;
+    return newly_left;
   }
   std::vector<int> ranks;
   for (int i = 0; i < 8 * static_cast<int>(message.head.payload_bytes); ++i) {
@@ -88,45 +88,45 @@ std::vector<int> Departures::on_leaving(const ControlMessage& message, int64_t n
     if (neighbour.rank != message.from) continue;
     for (const int rank : ranks) neighbour.knows[static_cast<size_t>(rank)] = true;
   }
-  learn(ranks, now, news);
-  look(now);
-  return news;
+  learn(ranks, now, newly_left);
+  check(now);
+  return newly_left;
 }
 
-void Departures::learn(const std::vector<int>& ranks, int64_t now, std::vector<int>& news) {
+void Departures::learn(const std::vector<int>& ranks, int64_t now, std::vector<int>& newly_left) {
   for (const int rank : ranks) {
     const auto at = static_cast<size_t>(rank);
-    if (!left_[at]) news.push_back(rank);
-    left_[at] = told_of_[at] = true;
+    if (!left_[at]) newly_left.push_back(rank);
+    left_[at] = reported_[at] = true;
     for (Neighbour& neighbour : neighbours_) {
       if (neighbour.knows[at] || neighbour.is_pending) continue;
       neighbour.is_pending = true;
-      neighbour.due_ns = std::max(now + kTogetherNs, neighbour.told_ns + kOftenNs);
+      neighbour.due_ns = std::max(now + kTogetherNs, neighbour.sent_ns + kOftenNs);
     }
   }
 }
 
-void Departures::look(int64_t now) {
+void Departures::check(int64_t now) {
   for (Neighbour& neighbour : neighbours_) {
     if (!neighbour.is_pending) continue;
     bool is_complete = true;
     for (size_t rank = 0; rank < left_.size(); ++rank) {
-      is_complete &= told_of_[rank] || neighbour.behind[rank];
+      is_complete &= reported_[rank] || neighbour.behind[rank];
     }
-    if (is_complete || now >= neighbour.due_ns) tell(neighbour, now);
+    if (is_complete || now >= neighbour.due_ns) notify(neighbour, now);
   }
-  tell_quiet();
+  send_quiet();
 }
 
-// To the parent, once all children have; the root tells all.
-void Departures::tell_quiet() {
+// To the parent, once all children are quiet; the root notifies all.
+void Departures::send_quiet() {
   const bool all_below_are = std::ranges::all_of(neighbours_, [this](const Neighbour& neighbour) {
     return neighbour.rank < rank_ || neighbour.is_quiet;
   });
   if (is_quiet_ || !all_below_are || !is_over() || !control_.idle()) return;
   is_quiet_ = true;
   if (rank_ == 0) {
-    tell_all_quiet();
+    send_all_quiet();
   } else {
     MessageHead head;
     head.type = MessageType::kQuiet;
@@ -134,7 +134,7 @@ void Departures::tell_quiet() {
   }
 }
 
-void Departures::tell_all_quiet() {
+void Departures::send_all_quiet() {
   are_all_quiet_ = true;
   MessageHead head;
   head.type = MessageType::kQuiet;
@@ -147,48 +147,48 @@ void Departures::on_quiet(int from) {
   for (Neighbour& neighbour : neighbours_) {
     if (neighbour.rank != from || std::exchange(neighbour.is_quiet, true)) continue;
     if (from < rank_) {
-      tell_all_quiet();
+      send_all_quiet();
     } else {
-      tell_quiet();
+      send_quiet();
     }
   }
 }
 
-void Departures::tell(Neighbour& neighbour, int64_t now) {
+void Departures::notify(Neighbour& neighbour, int64_t now) {
   MessageHead head;
   head.type = MessageType::kLeaving;
   for (int begin = 0; begin < size_; begin += kRanksPerMessage) {
     const int end = std::min(size_, begin + kRanksPerMessage);
     std::vector<uint8_t> bits(static_cast<size_t>(end - begin + 7) / 8);
-    bool has_news = false;
+    bool has_more = false;
     for (int rank = begin; rank < end; ++rank) {
       const auto at = static_cast<size_t>(rank);
-      if (!told_of_[at]) continue;
+      if (!reported_[at]) continue;
       bits[static_cast<size_t>(rank - begin) / 8] |= static_cast<uint8_t>(1u << (rank - begin) % 8);
-      has_news |= !neighbour.knows[at];
+      has_more |= !neighbour.knows[at];
       neighbour.knows[at] = true;
     }
     head.value = static_cast<uint64_t>(begin);
-    if (has_news) control_.send(neighbour.rank, head, nullptr, bits.data(), bits.size());
+    if (has_more) control_.send(neighbour.rank, head, nullptr, bits.data(), bits.size());
   }
   neighbour.is_pending = false;
-  neighbour.told_ns = now;
+  neighbour.sent_ns = now;
 }
 
 bool Departures::is_over() const {
-  return previous_has_told_ && std::ranges::find(told_of_, false) == told_of_.end() &&
+  return previous_has_reported_ && std::ranges::find(reported_, false) == reported_.end() &&
          std::ranges::none_of(neighbours_, &Neighbour::is_pending);
 }
 
 std::string Departures::awaited() const {
   std::vector<int> missing;
-  std::vector<int> untold;  // of their leaving this rank has heard on one of two ways
+  std::vector<int> untold;  // reported to have left on one of two ways only
   const auto first = std::ranges::find(left_, true) - left_.begin();
   for (int rank = 0; rank < size_; ++rank) {
     if (!has_left(rank)) {
       missing.push_back(rank);
-    } else if (!told_of_[static_cast<size_t>(rank)] ||
-               (rank == previous() && !previous_has_told_)) {
+    } else if (!reported_[static_cast<size_t>(rank)] ||
+               (rank == previous() && !previous_has_reported_)) {
       untold.push_back(rank);
     }
   }

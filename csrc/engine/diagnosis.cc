@@ -12,17 +12,17 @@ constexpr int64_t kBlockedNs = kSecond;
 constexpr int64_t kRoundEveryNs = kSecond;
 constexpr int64_t kSilentNs = 5 * kSecond;  // after which a round is given up
 
-// Ranks that wait for a late one tell of it at about the same time: rank 0 first hears all of them.
+// Ranks that wait for a late one report at about the same time: rank 0 first collects all.
 constexpr int64_t kTogetherNs = kSecond / 4;
 
-// An idle rank looks for questions ten times a second.
+// An idle rank polls for questions ten times a second.
 constexpr int64_t kAnswerNs = kSecond / 4;
 
-// So long, or two thirds of the time that there is, does a census wait for a silent rank.
+// How long, up to two thirds of the time left, a census waits for a silent rank.
 constexpr int64_t kPatienceNs = 3 * kSecond / 10;
 constexpr int64_t kLeastPatienceNs = 20 * kMillisecond;
 
-// The ranks that take part, a bit each; nothing if these are all.
+// The ranks that take part, a bit each; empty if all do.
 std::vector<uint8_t> to_bits(const std::vector<int>& ranks, int size) {
   if (ranks.size() == static_cast<size_t>(size)) return {};
   std::vector<uint8_t> bits(static_cast<size_t>(size + 7) / 8);
@@ -67,20 +67,20 @@ void Diagnosis::wait_ends(const Key& key, int64_t now) {
   since_ns_ = now;
 }
 
-void Diagnosis::look(const Key& key, bool may_submit, int64_t now) {
+void Diagnosis::check(const Key& key, bool may_submit, int64_t now) {
   if (size_ == 1 || now - since_ns_ < kBlockedNs) return;
   const auto wait = std::find_if(waits_.begin(), waits_.end(),
                                  [&](const Wait& candidate) { return candidate.key == key; });
   const bool is_blocked = wait != waits_.end() && wait->for_good && !may_submit;
-  if (is_blocked && told_serial_ != serial_) {
-    told_serial_ = serial_;
+  if (is_blocked && sent_serial_ != serial_) {
+    sent_serial_ = serial_;
     report(rank_, serial_, *wait, now);
   }
   count_where_ranks_left(now);
 }
 
-void Diagnosis::look_for_the_stuck(int64_t now) {
-  if (!round_.empty() && now - round_begin_ns_ >= kSilentNs) {  // not for a silent rank's sake
+void Diagnosis::detect_stuck(int64_t now) {
+  if (!round_.empty() && now - round_begin_ns_ >= kSilentNs) {  // does not wait for a silent rank
     for (const uint32_t number : std::exchange(round_, {})) forget(number);
     is_round_wanted_ = true;
   }
@@ -206,7 +206,7 @@ void Diagnosis::take(int rank, uint32_t number, bool submitted, uint64_t serial)
     return;
   }
   Report& report = reports_[static_cast<size_t>(rank)];
-  if (report.serial != serial) report.serial = 0;  // it will tell when it is blocked again
+  if (report.serial != serial) report.serial = 0;  // it reports when it is blocked again
   for (const uint32_t asked : round_) {
     const auto& answers = questions_[asked].answers;
     if (std::find(answers.begin(), answers.end(), Answer::kNone) != answers.end()) return;
@@ -244,7 +244,7 @@ std::string Diagnosis::answers(uint32_t number, int64_t now) const {
   }
   std::string text;
   if (!missing.empty()) {
-    text = ranks_text(missing) + (missing.size() == 1 ? " has" : " have") + " not come";
+    text = ranks_text(missing) + (missing.size() == 1 ? " has" : " have") + " not arrived";
   }
   if (!silent.empty()) {
     if (!text.empty()) text += " and ";
@@ -253,12 +253,12 @@ std::string Diagnosis::answers(uint32_t number, int64_t now) const {
                                       : " did not answer (stopped, starved of CPU time, or "
                                         "computing without a progress thread)");
   }
-  return text.empty() ? "all ranks have come" : text;
+  return text.empty() ? "all ranks have arrived" : text;
 }
 
-// A rank may be stuck only if a member of its group may be that waits for another key: only that
-// one may have missed the rank's key, and be stuck. Mostly all wait for a rank that does not wait,
-// and nobody has to be asked.
+// A rank may be stuck only if a member of its group that waits for another key may be stuck: only
+// such a member may have missed the rank's key and be stuck. Mostly all wait for a rank that does
+// not wait, and nobody has to be asked.
 std::vector<Diagnosis::Wait> Diagnosis::waits_that_may_be_stuck() {
   if (reports_[0].serial != serial_) reports_[0].serial = 0;
   std::vector<bool> may_be;
@@ -304,11 +304,11 @@ void Diagnosis::begin_round(int64_t now) {
   }
 }
 
-// A rank is stuck if it is blocked, and so are all ranks that have not submitted what it waits for:
-// of the ranks for which that may be so, those are taken away for which it is not, until none is
-// taken. Each was in the same wait when the round began: it told of it before and still was in it
-// when it answered. So what it had not submitted then it never will. (One that is stuck would be
-// enough to know, but the others could not tell then whether they have to skip the key.)
+// A rank is stuck if it is blocked and all ranks that have not submitted its key are stuck, too: of
+// all blocked ranks, those that are not stuck are removed until none is left to remove. Each was in
+// the same wait when the round began: it reported the wait before and was still in it when it
+// answered. So it will never submit what it had not submitted then. (To know one stuck rank would
+// be enough, but the others could not know then whether to skip the key.)
 std::vector<bool> Diagnosis::find_stuck(const std::vector<Question>& round) const {
   const auto size = static_cast<size_t>(size_);
   std::vector<const Question*> awaited(size, nullptr);
@@ -371,12 +371,12 @@ void Diagnosis::end_round() {
     return question.key.space == KeySpace::kBucket;
   });
   if (is_training) why += "; a rank that has no batch left calls join()";
-  // A rank goes on as soon as what it waits for fails, so it first hears what it has to skip.
+  // A rank goes on as soon as what it waits for fails, so it is first sent what to skip.
   for (const Answer answer : {Answer::kMissing, Answer::kSubmitted}) {
     for (const Question& question : round) {
       for (size_t rank = 0; rank < stuck.size(); ++rank) {
         if (question.answers[rank] != answer) continue;
-        host_.tell_verdict(static_cast<int>(rank), question.key, why);
+        host_.send_verdict(static_cast<int>(rank), question.key, why);
       }
     }
   }

@@ -15,28 +15,28 @@ namespace ringdl {
 
 /// Finds out why nothing moves.
 ///
-/// Three cases. A wait that nears its timeout has the members of the group counted that have
-/// submitted the key (Census), so that StallError can name those that have not. Once a rank has
-/// shut down, whoever is blocked has them counted, too, and the rank that one that has left answers
-/// that it never submitted the key fails it on all ranks (the next rank, which lacks its header,
-/// asks at once). And a *name* is called wrong only when ranks wait for one another: those that
-/// have been blocked for a second tell rank 0; if some may wait for one another it asks about the
-/// keys that they await, and tells the verdict on those on which ranks are stuck.
+/// Three cases. A wait that nears its timeout counts the members of the group that have submitted
+/// the key (Census), so that StallError can name those that have not. Once a rank has shut down,
+/// ranks that are blocked count them, too; if a rank that has left answers that it never submitted
+/// the key, the rank that asked fails it on all ranks (the next rank, which misses its header, asks
+/// at once). And a *name* is called wrong only when ranks wait for one another: ranks that have
+/// been blocked for a second notify rank 0; if some may wait for one another it asks about the keys
+/// that they await, and sends the verdict on those on which ranks are stuck.
 class Diagnosis final : private Census::Host {
  public:
-  /// What it needs of the engine that it belongs to.
+  /// What it needs from the engine that it belongs to.
   class Host {
    public:
-    /// Whether this rank has not submitted it, nor been told why it fails.
+    /// Whether this rank has not submitted the key, and does not know it to fail.
     virtual bool is_ahead(const Key& key) const = 0;
     /// The group of a work in flight; else null.
     virtual SharedGroup group_in_flight(const Key& key) const = 0;
-    /// By rank: has told that it submits nothing more.
+    /// By rank: has announced that it submits nothing more.
     virtual const std::vector<bool>& left() const = 0;
     /// The key, for which this rank waits, was not submitted by a rank that has left.
     virtual void fail_for_left(const Key& key, int left_rank) = 0;
-    /// Tells one rank, perhaps this one, that a key fails, and that it will not submit it.
-    virtual void tell_verdict(int to, const Key& key, const std::string& why) = 0;
+    /// Notifies one rank, perhaps this one, that a key fails, and that it will not submit it.
+    virtual void send_verdict(int to, const Key& key, const std::string& why) = 0;
 
    protected:
     ~Host() = default;
@@ -51,20 +51,20 @@ class Diagnosis final : private Census::Host {
   void wait_ends(const Key& key, int64_t now_ns);
 
   /// Called now and then by a thread that waits for the key.
-  /// @param may_submit  whether another thread may submit something yet
-  void look(const Key& key, bool may_submit, int64_t now_ns);
+  /// @param may_submit  whether another thread may still submit something
+  void check(const Key& key, bool may_submit, int64_t now_ns);
   /// Called now and then on rank 0, whatever it does.
-  void look_for_the_stuck(int64_t now_ns);
+  void detect_stuck(int64_t now_ns);
   /// Called now and then on all ranks.
-  void look_at_counts(int64_t now_ns) { census_.look(now_ns); }
+  void check_counts(int64_t now_ns) { census_.check(now_ns); }
 
-  /// Has the members of a group counted that have submitted a key. What is found out is kept under
-  /// the number that this returns.
-  /// @param within_ns  when it should be known
+  /// Counts the members of a group that have submitted a key. The findings are kept under the
+  /// number that this returns.
+  /// @param within_ns  time until they should be known
   uint32_t ask_all(const Key& key, const SharedGroup& group, int64_t within_ns, int64_t now_ns);
-  /// Fails the key on all ranks if that one, which has left, never submitted it.
+  /// Fails the key on all ranks if `rank`, which has left, never submitted it.
   void ask_who_left(const Key& key, int rank, int64_t now_ns);
-  /// What StallError says of the answers so far.
+  /// What StallError says about the answers so far.
   std::string answers(uint32_t question, int64_t now_ns) const;
   /// The lowest rank that is known to have submitted the key; -1 if none is.
   int first_submitted(uint32_t question) const;
@@ -76,7 +76,7 @@ class Diagnosis final : private Census::Host {
   void on_counted(const ControlMessage& message, int64_t now_ns) {
     census_.on_answer(message, now_ns);
   }
-  /// These ranks have told that they submit nothing more.
+  /// These ranks have announced that they submit nothing more.
   void on_left(const std::vector<int>& ranks, int64_t now_ns) { census_.on_left(ranks, now_ns); }
   void on_query(const ControlMessage& message);
   void on_answer(const ControlMessage& message);
@@ -91,7 +91,7 @@ class Diagnosis final : private Census::Host {
     bool for_good = true;
   };
   struct Report {
-    uint64_t serial = 0;  // 0: not blocked as far as known
+    uint64_t serial = 0;  // 0: not known to be blocked
     Wait wait;
   };
   enum class Answer : uint8_t { kNotAsked, kNone, kMissing, kSubmitted };
@@ -127,9 +127,9 @@ class Diagnosis final : private Census::Host {
   std::vector<Wait> waits_;    // of this rank's threads
   uint64_t serial_ = 1;        // changes whenever a wait begins or ends
   int64_t since_ns_ = 0;       // when it changed last
-  uint64_t told_serial_ = 0;   // what rank 0 has been told
-  uint64_t asked_serial_ = 0;  // for which those who had left were asked,
-  int64_t asked_left_ = 0;     // and how many these were
+  uint64_t sent_serial_ = 0;   // what was reported to rank 0
+  uint64_t asked_serial_ = 0;  // for which ranks that had left were asked,
+  int64_t asked_left_ = 0;     // and how many they were
   int64_t next_round_ns_ = 0;  // on rank 0
 
   std::vector<Report> reports_;  // on rank 0, by rank

@@ -22,6 +22,11 @@ constexpr int64_t kMeetYieldNs = 200 * kMicrosecond;
 constexpr int kPollsPerTime = 8;
 constexpr int kPollsAtOnce = 64;  // about a microsecond
 
+// Arrays up to here are reduced by such a caller under the lock; of larger ones, what a work of its
+// own costs does not show. Several times what a KiB takes, as the others' cores may be taken.
+constexpr size_t kMostPolledBytes = 4 << 20;
+constexpr int64_t kNsPerPolledKiB = 500;
+
 // How often a caller polls for messages that nothing here waits for, where no thread does. Not at
 // each call: an MPI that yields its core when it finds none would double the time of a small one.
 constexpr int64_t kStrayMessagesNs = 200 * kMicrosecond;
@@ -138,34 +143,54 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
                                             const std::function<void()>& before_waiting) {
   Lock lock = lock_for_call(before_waiting);
   note_submitter();
-  const Key key = engine_.next_key(call);
-  const Engine::Shortcut shortcut = engine_.shortcut_for(call, key);
-  if (shortcut != Engine::Shortcut::kSlots) {
+  Immediate& immediate = engine_.immediate();
+  const Key key = immediate.next_key(call);
+  const Plan plan = immediate.plan(call, key);
+  if (plan.meeting == Meeting::kHeaders) {
     before_waiting();
-    return shortcut == Engine::Shortcut::kDirect ? engine_.submit_direct(call, key, data)
-                                                 : engine_.submit(call, data);
+    return engine_.submit(call, data);
   }
-  const int64_t begin = engine_.works().trace().is_on() ? now_ns() : 0;
-  SmallAllreduce small = engine_.begin_in_slots(call, key, data);
-  SlotExchange::State state = small.step(size());
-  int64_t until = 0;
-  for (int poll = 1; state == SlotExchange::State::kNotYet; ++poll) {
+  const bool is_traced = engine_.works().trace().is_on();
+  const int64_t begin = is_traced ? now_ns() : 0;
+  if (plan.meeting == Meeting::kArraysInSlots) {
+    SmallAllreduce small = immediate.begin_small(call, key, data);
+    if (!poll_for_a_moment([&] { return small.step(size()); }, 0, before_waiting)) {
+      before_waiting();
+      return immediate.submit(call, key, data, small);
+    }
+  } else {
+    before_waiting();
+    auto direct = immediate.begin_direct(call, key, data);
+    const size_t bytes = bytes_of(call);
+    const bool is_polled = bytes <= kMostPolledBytes && engine_.works().is_empty();
+    if (!is_polled ||
+        !poll_for_a_moment([&] { return direct->step_in_memory(); }, bytes, before_waiting)) {
+      return immediate.submit(call, key, std::move(direct));
+    }
+  }
+  if (!engine_.works().is_empty() || is_time_to_poll()) engine_.poll();
+  immediate.finish(call, key, plan.meeting, begin, is_traced ? now_ns() : 0);
+  return nullptr;
+}
+
+template <typename Step>
+bool Driver::poll_for_a_moment(Step step, size_t bytes,
+                               const std::function<void()>& before_waiting) {
+  const int64_t meeting_ns = may_spin_ ? kMeetSpinNs : kMeetYieldNs;
+  const auto reducing_ns = static_cast<int64_t>(bytes) * kNsPerPolledKiB / 1024;
+  int64_t begin = 0;
+  Polled polled = step();
+  for (int poll = 1; polled == Polled::kAwaitsRanks || polled == Polled::kUnderWay; ++poll) {
     if (poll % kPollsPerTime == 0) {  // the clock takes longer than a poll
       if (poll == kPollsAtOnce) before_waiting();
       const int64_t now = now_ns();
-      if (until == 0) until = now + (may_spin_ ? kMeetSpinNs : kMeetYieldNs);
-      if (now > until) break;
+      if (begin == 0) begin = now;
+      if (now - begin > meeting_ns + (polled == Polled::kUnderWay ? reducing_ns : 0)) break;
     }
     if (!may_spin_) sched_yield();
-    state = small.step(size());
+    polled = step();
   }
-  if (state == SlotExchange::State::kAllHavePut) {
-    if (is_time_to_poll()) engine_.poll();
-    engine_.finish_in_slots(call, key, begin);
-    return nullptr;
-  }
-  before_waiting();
-  return engine_.leave_slots(call, key, data, small);
+  return polled == Polled::kDone;
 }
 
 bool Driver::is_time_to_poll() {
@@ -189,7 +214,7 @@ void Driver::wake() {
   wake_.notify_one();
 }
 
-void Driver::look() {
+void Driver::poll() {
   if (threads_ || in_forked_child() || closed_.load()) return;
   const Lock lock = lock_for_call();
   engine_.poll();
@@ -242,10 +267,17 @@ void Driver::add_bucket(int64_t number, BucketSpec spec) {
   engine_.buckets().add(number, std::move(spec));
 }
 
-std::shared_ptr<Work> Driver::launch_bucket(int64_t number) {
-  const Lock lock = lock_for_call();
+std::shared_ptr<Work> Driver::launch_bucket(int64_t number, const std::function<void()>& fill,
+                                            bool is_awaited) {
+  Lock lock = lock_for_call();
+  engine_.joining().refuse_joined();
+  fill();
   note_submitter();
-  return engine_.launch_bucket(number);
+  std::shared_ptr<Work> work = engine_.launch_bucket(number);
+  awake_ |= !is_awaited;
+  lock.unlock();
+  if (!is_awaited) wake_.notify_one();
+  return work;
 }
 
 void Driver::remove_bucket(int64_t number) {

@@ -86,11 +86,11 @@ class Driver {
   };
   /// Waits until one of these works has ended, there is news, or the time of one is over: which,
   /// and what StallError would say of it.
-  /// @param seen  returns once news() is another number
+  /// @param seen  returns once notifications() is another number
   std::optional<Stalled> wait_any(const std::vector<Awaited>& awaited, uint64_t seen);
-  /// How often tell_news() was called, which has wait_any() return.
-  uint64_t news() const { return news_.load(); }
-  void tell_news() { ++news_; }
+  /// How often notify() was called, which has wait_any() return.
+  uint64_t notifications() const { return notifications_.load(); }
+  void notify() { ++notifications_; }
 
   /// Waits for some milliseconds at most, in which nobody looks whether something is wrong.
   /// @returns whether the work has ended well
@@ -122,7 +122,11 @@ class Driver {
   /// @throws UsageError  the number is taken
   void add_bucket(int64_t number, BucketSpec spec);
   /// Starts the next allreduce of the bucket; the one before must have ended.
-  std::shared_ptr<Work> launch_bucket(int64_t number);
+  /// @param fill  called before, once it is known that nobody else uses the bucket
+  /// @param is_awaited  whether the caller waits at once; else the progress thread is woken
+  /// @throws UsageError  this rank is in join(), so that others may be reducing what is there
+  std::shared_ptr<Work> launch_bucket(int64_t number, const std::function<void()>& fill,
+                                      bool is_awaited);
   /// Forgets the bucket, waiting for nothing; a work of it in flight fails on all ranks.
   void remove_bucket(int64_t number);
   /// The largest number that a bucket may have on this transport.
@@ -145,7 +149,7 @@ class Driver {
   /// @throws UsageError  this rank is in join()
   void refuse_joined();
   /// Looks once for what has happened, where no thread does so in the background.
-  void look();
+  void poll();
 
   /// Changes the segment size of works submitted from now on. Collective in effect; call it before
   /// buckets are made.
@@ -195,16 +199,18 @@ class Driver {
   Lock lock_for_call(const std::function<void()>& before_waiting = {});
   void note_submitter();
   bool may_submit() const;
+  template <typename Step>
+  bool poll_for_a_moment(Step step, size_t bytes, const std::function<void()>& before_waiting);
   bool is_time_to_poll();
   void watch_over(int64_t now_ns);
   void stop_thread();
 
   void progress_in_background();
   void progress_until(Lock& lock, const std::function<void()>& interrupted,
-                      const std::function<bool()>& done, const std::function<void(int64_t)>& look);
-  std::string look_at_wait(Watch& watch, const Awaited& awaited, int64_t now);
+                      const std::function<bool()>& done, const std::function<void(int64_t)>& check);
+  std::string check_wait(Watch& watch, const Awaited& awaited, int64_t now);
   void finish_works(Lock& lock, const std::function<void()>& interrupted);
-  void tell_shutdown_waits(const std::string& what, int64_t now_ns);
+  void warn_of_shutdown(const std::string& what, int64_t now_ns);
 
   mutable std::mutex mutex_;
   Engine engine_;
@@ -213,7 +219,7 @@ class Driver {
   bool may_spin_ = false;
 
   int waiters_ = 0;
-  int64_t waiter_looked_ns_ = 0;  // when one of them last looked
+  int64_t waiter_polled_ns_ = 0;  // when one of them last looked
   int64_t wait_ns_ = 0;
   int64_t next_poll_ns_ = 0;  // of a caller that awaits no message
   bool shutting_down_ = false;
@@ -222,7 +228,7 @@ class Driver {
   bool one_submitter_ = true;                 // and whether it is the only one
   int dumps_done_ = 0;                        // of those that a signal asked for
   std::atomic<bool> closed_ = false;
-  std::atomic<uint64_t> news_ = 0;
+  std::atomic<uint64_t> notifications_ = 0;
 
   std::condition_variable wake_;
   bool awake_ = false;

@@ -6,7 +6,6 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/keep_for_good.h"
-#include "collective/two_level/host_allreduce.h"
 
 namespace ringdl {
 namespace {
@@ -40,6 +39,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, EngineOptions options, cons
                if (work.key.space == KeySpace::kBucket) buckets_.on_end(work.key, why);
              }),
       buckets_(works_, matching_, planning_, tags_),
+      immediate_(all_, *options_.executor, hosts_, planning_, matching_, works_, *this),
       membership_(*transport_, *control_, hosts_),
       any_receives_(works_, matching_, membership_, *this),
       joining_(works_, matching_, buckets_, hosts_, *control_, clock, *this, all_),
@@ -108,7 +108,14 @@ std::shared_ptr<Work> Engine::submit_as(const Key& key, const Call& call,
                                         std::shared_ptr<const void> memory) {
   const SharedGroup& group = call.group ? call.group : all_;
   auto collective = planning_.make(call, description, data, *group);
-  pass_in_slots(call, key, *group);
+  immediate_.pass(call, key, *group);
+  return submit_begun(key, description, group, std::move(collective), std::move(memory));
+}
+
+std::shared_ptr<Work> Engine::submit_begun(const Key& key, const Description& description,
+                                           const SharedGroup& group,
+                                           std::unique_ptr<Collective> collective,
+                                           std::shared_ptr<const void> memory) {
   auto work = works_.make_keyed(description, key, group);
   work->collective = std::move(collective);
   work->memory = std::move(memory);
@@ -137,68 +144,6 @@ void Engine::begin(const std::shared_ptr<Work>& work) {
   poll();
 }
 
-// A call that ranks might meet in slots for, and that this one makes otherwise.
-void Engine::pass_in_slots(const Call& call, const Key& key, const Group& group) {
-  const bool is_in_slots = hosts_.slots() && call.kind == Kind::kAllreduce &&
-                           key.space == KeySpace::kUnnamed && group.is_all();
-  if (is_in_slots) hosts_.slots()->pass(key.instance);
-}
-
-Engine::Shortcut Engine::shortcut_for(const Call& call, const Key& key) {
-  if (!hosts_.slots() || !has_reduction(call.dtype, call.reduction)) return Shortcut::kElsewhere;
-  if (!options_.executor->is_immediate()) return Shortcut::kElsewhere;
-  if (!in_slots_.expired()) {
-    const std::shared_ptr<Work> before = in_slots_.lock();
-    if (before && !before->ended()) return Shortcut::kElsewhere;
-  }
-  if (matching_.is_known_to_fail(key) || !planning_.may_use_slots()) return Shortcut::kElsewhere;
-  const size_t bytes = bytes_of(call);
-  if (bytes <= Slots::most_bytes(size_)) return Shortcut::kSlots;
-  const bool is_direct =
-      planning_.algorithm_for(bytes, *hosts_.layout_of(*all_)) == Algorithm::kDirect;
-  return is_direct ? Shortcut::kDirect : Shortcut::kElsewhere;
-}
-
-SmallAllreduce Engine::begin_in_slots(const Call& call, const Key& key, void* data) {
-  return {{hosts_.slots(), key.instance, digest_of(call)},
-          static_cast<std::byte*>(data),
-          bytes_of(call),
-          ReduceMany(call.dtype, call.reduction, size_),
-          rank_};
-}
-
-void Engine::finish_in_slots(const Call& call, const Key& key, int64_t begin_ns) {
-  if (!works_.is_empty()) poll();
-  matching_.advance(key);
-  matching_.take(key);  // a rank that has waited for longer has sent its header
-  works_.count_unseen();
-  if (!works_.trace().is_on()) return;
-  works_.trace().add({works_.next_id(), label_of(key, header_of(call), *all_), "slots",
-                      static_cast<int64_t>(bytes_of(call)), begin_ns, clock_.now_ns()});
-}
-
-std::shared_ptr<Work> Engine::leave_slots(const Call& call, const Key& key, void* data,
-                                          const SmallAllreduce& small) {
-  auto work = works_.make_keyed(header_of(call), key, all_);
-  work->collective = std::make_unique<SlotAllreduce>(
-      small, [this, call, data] { return planning_.make(call, header_of(call), data, *all_); });
-  in_slots_ = work;
-  begin(work);
-  return work;
-}
-
-std::shared_ptr<Work> Engine::submit_direct(const Call& call, const Key& key, void* data) {
-  auto work = works_.make_keyed(header_of(call), key, all_);
-  work->collective = std::make_unique<HostAllreduce>(
-      *options_.executor, hosts_.window(), all_->ranks, hosts_.layout_of(*all_),
-      static_cast<std::byte*>(data), bytes_of(call), ReduceMany(call.dtype, call.reduction, size_),
-      Reducer(call.dtype, call.reduction, size_), planning_.segment_bytes(), Codec(),
-      SlotCall{hosts_.slots(), key.instance, digest_of(call)});
-  in_slots_ = work;
-  begin(work);
-  return work;
-}
-
 std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
   const std::shared_ptr<Work> work = buckets_.take_prepared(number);
   joining_.on_launched(*work);
@@ -223,10 +168,7 @@ void Engine::remove_bucket(int64_t number) {
 Description Engine::header_of(const Call& call) {
   Description description = describe(call);
   if (call.kind == Kind::kAllreduce) {
-    const Group& group = call.group ? *call.group : *all_;
-    description.algorithm = call.algorithm
-                                ? *call.algorithm
-                                : planning_.algorithm_for(bytes_of(call), *hosts_.layout_of(group));
+    description.algorithm = planning_.plan(call, call.group ? *call.group : *all_).algorithm;
   }
   description.inline_bytes = inline_bytes();
   description.joins = joining_.meetings();
@@ -263,10 +205,10 @@ bool Engine::answers_later() const { return !any_receives_.is_empty() && !is_qui
 
 std::string Engine::watch_over(int64_t now) {
   const bool may_know_of_calls = (!joining_.is_joined() || is_quiet()) && !answers_later();
-  if (rank_ == 0 && may_know_of_calls) diagnosis_.look_for_the_stuck(now);
-  diagnosis_.look_at_counts(now);
-  membership_.departures().look(now);
-  std::string text = watchdog_.look(works_.in_flight(), now);
+  if (rank_ == 0 && may_know_of_calls) diagnosis_.detect_stuck(now);
+  diagnosis_.check_counts(now);
+  membership_.departures().check(now);
+  std::string text = watchdog_.check(works_.in_flight(), now);
   if (watchdog_.take_alarm() && watchdog_dumps_) text += dump();
   return text;
 }

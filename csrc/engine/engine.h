@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "collective/shared/slot_allreduce.h"
 #include "engine/any_receives.h"
 #include "engine/bucket_table.h"
 #include "engine/call.h"
 #include "engine/control.h"
 #include "engine/diagnosis.h"
 #include "engine/hosts.h"
+#include "engine/immediate.h"
 #include "engine/join_session.h"
 #include "engine/matching.h"
 #include "engine/membership.h"
@@ -65,29 +65,13 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   /// Forgets a bucket; an instance of it in flight fails on all ranks.
   void remove_bucket(int64_t number);
 
-  /// How an unnamed allreduce of all ranks may be made without a message: by what a caller polls
-  /// itself. kElsewhere: it has to be submitted.
-  enum class Shortcut : uint8_t { kElsewhere, kSlots, kDirect };
-  Shortcut shortcut_for(const Call& call, const Key& key);
-  /// Of the next such call.
-  Key next_key(const Call& call) { return next_key(call, *all_); }
-  /// kSlots: what is to be polled until it is not kNotYet.
-  SmallAllreduce begin_in_slots(const Call& call, const Key& key, void* data);
-  /// All ranks have put. `begin_ns`: for the trace, if that is on.
-  void finish_in_slots(const Call& call, const Key& key, int64_t begin_ns);
-  /// kSlots, and the others have not come or go another way: a work like any other from now on.
-  std::shared_ptr<Work> leave_slots(const Call& call, const Key& key, void* data,
-                                    const SmallAllreduce& small);
-  /// kDirect.
-  std::shared_ptr<Work> submit_direct(const Call& call, const Key& key, void* data);
-
   /// Does what can be done now. @returns how much that was: 0 if nothing has moved
   int poll();
   /// Looks, now and then, whether something is wrong. @returns what there is to print
   std::string watch_over(int64_t now_ns);
   /// Finds, now and then, ranks that are no more, and tells the others. Works that these take part
   /// in fail on all ranks; those of other groups go on.
-  void look_for_failed(int64_t now_ns);
+  void find_failed_ranks(int64_t now_ns);
   /// Whether there is something that poll() may move.
   bool is_busy() const;
   /// Whether the last polls have found no message. MPI libraries take one message per poll, or show
@@ -122,6 +106,7 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   JoinSession& joining() { return joining_; }
   Membership& membership() { return membership_; }
   Planning& planning() { return planning_; }
+  Immediate& immediate() { return immediate_; }
   Diagnosis& diagnosis() { return diagnosis_; }
   Watchdog& watchdog() { return watchdog_; }
   Hosts& hosts() { return hosts_; }
@@ -133,13 +118,17 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   const std::vector<bool>& left() const override { return membership_.left(); }
   SharedGroup group_in_flight(const Key& key) const override;
   void fail_for_left(const Key& key, int left_rank) override;
-  void tell_verdict(int to, const Key& key, const std::string& why) override;
+  void send_verdict(int to, const Key& key, const std::string& why) override;
   Key next_key(const Call& call, const Group& group) override;
   Description header_of(const Call& call) override;
   uint32_t inline_bytes() const override;
   std::shared_ptr<Work> submit_as(const Key& key, const Call& call, const Description& description,
                                   void* data, std::shared_ptr<const void> memory) override;
-  void tell_failure(int to, MessageType type, const Key& key, const Failure& why) override;
+  std::shared_ptr<Work> submit_begun(const Key& key, const Description& description,
+                                     const SharedGroup& group,
+                                     std::unique_ptr<Collective> collective,
+                                     std::shared_ptr<const void> memory) override;
+  void send_failure(int to, MessageType type, const Key& key, const Failure& why) override;
   void launch_bucket_for_others(int64_t number) override { launch_bucket(number); }
 
   // What control messages do: see messages.cc.
@@ -155,7 +144,6 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   void check_previous_left(const std::shared_ptr<Work>& work);
 
   void begin(const std::shared_ptr<Work>& work);
-  void pass_in_slots(const Call& call, const Key& key, const Group& group);
   bool answers_later() const;
   void give_up() noexcept;
 
@@ -172,12 +160,12 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   Planning planning_;
   WorkTable works_;
   BucketTable buckets_;
+  Immediate immediate_;
   Membership membership_;
   AnyReceives any_receives_;
   JoinSession joining_;
   Diagnosis diagnosis_;
   Watchdog watchdog_;
-  std::weak_ptr<Work> in_slots_;         // the last work that has put something there
   std::vector<ControlMessage> queries_;  // of the diagnosis, to be answered later
   bool watchdog_dumps_ = false;
   int quiet_polls_ = 0;  // since the last message

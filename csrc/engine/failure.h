@@ -7,16 +7,16 @@
 
 namespace ringdl {
 
-/// Whose fault it is, and so the error that waits raise. The values travel in messages.
+/// Whose fault it is, and so which error waits raise. The values travel in messages.
 enum class FailureKind : uint8_t {
   kMismatch = 0,    // ranks disagree, or one left
-  kUsage = 1,       // it could not have ended well whatever the others did
-  kRankFailed = 2,  // a rank that takes part is no more
+  kUsage = 1,       // it would have failed whatever the others did
+  kRankFailed = 2,  // a rank that takes part has failed
 };
 
 /// Why a work fails on all ranks.
 struct Failure {
-  std::string text;  // empty: it does not
+  std::string text;  // empty: it does not fail
   FailureKind kind = FailureKind::kMismatch;
   uint64_t joins = 0;  // how often all ranks had joined before it was submitted
 

@@ -8,7 +8,7 @@
 namespace ringdl {
 
 /// Ranks that have collectives of their own, in an order of their own. Works hold the group that
-/// they belong to. No rank is told of a group: members that make equal groups have the same one.
+/// they belong to. Groups are not announced: members that make equal groups have the same one.
 struct Group {
   uint64_t id = 0;         // 0: all ranks, in their order
   std::vector<int> ranks;  // of the engine's communicator; each at most once
@@ -29,7 +29,7 @@ SharedGroup group_of_all(int rank, int size);
 
 /// Some of `size` ranks.
 /// @param rank  this one, a member
-/// @param salt  tells apart groups of the same ranks
+/// @param salt  distinguishes groups of the same ranks
 /// @throws UsageError  a rank that does not exist, occurs twice, or this one is no member
 SharedGroup group_of(std::vector<int> ranks, int rank, int size, uint64_t salt);
 

@@ -30,8 +30,8 @@ class Hosts {
   bool share_memory(const Group& group) const;
   /// The hosts of a group.
   const SharedLayout& layout_of(const Group& group);
-  /// Memory that the ranks of this host see, if they share any and there is so much of it, else
-  /// ordinary; of any content. Any thread.
+  /// Memory that the ranks of this host see, if they share any and enough is left, else ordinary;
+  /// of any content. Any thread.
   /// @throws OutOfMemory
   std::shared_ptr<std::byte> allocate(size_t bytes) const;
 

@@ -38,7 +38,7 @@ std::string refusal(const Description& theirs, const Group& group, int rank,
   return {};
 }
 
-// What a joined rank submits: the same, without rows of its own where ranks may differ in them.
+// What a joined rank submits: the same call, without own rows where ranks may differ in them.
 Call neutral_call(const Description& theirs, const SharedGroup& group) {
   Call call;
   call.kind = theirs.kind;
@@ -88,7 +88,7 @@ void JoinSession::refuse_joined() const {
 std::shared_ptr<JoinSession::Session> JoinSession::begin() {
   if (session_) return session_;
   session_ = std::make_shared<Session>();
-  // Those that all ranks have, so that counts compare, since they last met.
+  // Works of all ranks since they last met, so that counts are comparable.
   int64_t works = works_.common_ended() - works_before_;
   for (const auto& [key, work] : works_.in_flight()) {
     session_->own.push_back(work);
@@ -120,7 +120,7 @@ bool JoinSession::is_over(Session& session) {
     session.number = key.instance;
     session.meeting = host_.submit_as(key, call, description, session.entry.data(), session_);
   }
-  // What was answered is known to all, but may not have ended here: it writes to buckets.
+  // Answered works are known to all, but may not have ended here: they write to buckets.
   return session.meeting->ended() && (session.meeting->failure || works_.is_empty());
 }
 
@@ -139,7 +139,7 @@ std::vector<ControlMessage> JoinSession::end(const std::shared_ptr<Session>& ses
 }
 
 int JoinSession::answer_calls() {
-  if (!session_ || session_->is_answering) return 0;  // to start a work is to look, too
+  if (!session_ || session_->is_answering) return 0;  // starting a work calls this, too
   const std::shared_ptr<Session> session = session_;
   session->is_answering = true;
   struct Guard {
@@ -149,7 +149,7 @@ int JoinSession::answer_calls() {
   int answered = 0;
   const auto is_for_us = [&](const Matching::Header& header) {
     const Description& theirs = header.description;
-    const bool is_over = theirs.joins > session->number;  // for the other rank: not for this one
+    const bool is_over = theirs.joins > session->number;  // for the other rank, so not for this one
     return !is_over && (theirs.kind == Kind::kMessage || find_group(theirs.group) != nullptr);
   };
   while (const auto header = matching_.find_header(hash_of(kMeeting), session->number, is_for_us)) {
@@ -183,7 +183,7 @@ void JoinSession::answer(const Matching::Header& header) {
     matching_.take(key);
     for (const int to : told) {
       if (to == all_->rank) continue;
-      host_.tell_failure(to, MessageType::kMismatch, key, {why, FailureKind::kUsage, theirs.joins});
+      host_.send_failure(to, MessageType::kMismatch, key, {why, FailureKind::kUsage, theirs.joins});
     }
     return;
   }

@@ -16,22 +16,22 @@
 
 namespace ringdl {
 
-/// What a rank does that has nothing to submit any more, while others have.
+/// What a rank does that has nothing more to submit while others have.
 ///
-/// Each key's header goes to the next rank whatever the call is, so a joined rank hears of every
-/// call that the rank before it makes, or answers. (Where the header would go with data that waits
-/// for other ranks, it goes at once if a rank has joined.) It answers by submitting the same with
-/// the reduction's neutral element, or without rows, which has the next rank hear of it. Unnamed
-/// allreduces would meet in slots: it passes the next one of them beforehand. Buckets have no
-/// headers: a rank that joins tells all others, and from then on they tell it what they launch.
+/// Each key's header goes to the next rank whatever the call is, so a joined rank is notified of
+/// every call that the rank before it makes, or answers. (A header that would wait for data from
+/// other ranks is sent at once if a rank has joined.) It answers by submitting the same with the
+/// reduction's neutral element, or without rows, which notifies the next rank. Unnamed allreduces
+/// would meet in slots: it passes the next one beforehand. Buckets have no headers: a rank that
+/// joins notifies all others, and from then on they announce to it what they launch.
 ///
 /// It ends with a meeting, an allreduce that each rank submits once its own works have ended. A
 /// work ends on no rank before all have submitted it, so nothing is left to be answered then. What
-/// a rank submits after the meeting may come before it has ended here: headers say how many there
-/// were.
+/// a rank submits after the meeting may arrive before it has ended here: headers say how many
+/// meetings there were.
 class JoinSession {
  public:
-  /// What it needs of its engine, beside what parts that submit need.
+  /// What it needs from its engine, beyond what parts that submit need.
   class Host : public Submitter {
    public:
     virtual void launch_bucket_for_others(int64_t number) = 0;
@@ -52,7 +52,7 @@ class JoinSession {
   /// @throws UsageError  this rank has joined
   void refuse_joined() const;
 
-  /// Whether a joined rank answers allreduces alone, and has all other calls fail.
+  /// Whether a joined rank answers allreduces alone, and fails all other calls.
   void answer_allreduces_only(bool only) { allreduces_only_ = only; }
   /// A group that this rank is a member of: calls of those that are known are answered.
   void know(const SharedGroup& group) { groups_[group->id] = group; }
@@ -61,7 +61,7 @@ class JoinSession {
   /// From the call of join() until all ranks have made it.
   struct Session {
     std::vector<std::shared_ptr<Work>> own;  // works that were in flight before
-    std::vector<int64_t> entry;              // what the ranks meet with: the greatest came last
+    std::vector<int64_t> entry;              // input of the meeting: the greatest joined last
     std::shared_ptr<Work> meeting;
     uint64_t number = 0;      // of the meeting
     int64_t answered_ns = 0;  // when a call was answered last
@@ -80,7 +80,7 @@ class JoinSession {
   /// Answers what the others have called.
   /// @returns how many calls; the works begin at once, and end like any other
   int answer_calls();
-  /// Whoever asks concludes from what is missing, and headers may come after the question.
+  /// The asking rank concludes from what is missing, and headers may arrive after the question.
   void put_off(const ControlMessage& query) { session_->queries.push_back(query); }
   std::vector<ControlMessage> take_queries();
 
@@ -105,7 +105,7 @@ class JoinSession {
   std::shared_ptr<Session> session_;
   std::map<int, uint64_t> joined_;  // by rank: for which meeting, of those that may still wait
   std::map<uint64_t, SharedGroup> groups_;  // that this rank is, or was, a member of, by id
-  int64_t works_before_ = 0;                // so many works of all ranks, when all last joined
+  int64_t works_before_ = 0;                // works of all ranks, when all last joined
   bool allreduces_only_ = false;
 };
 

@@ -37,8 +37,7 @@ Codec codec_of(const Call& call) { return call.compression ? Codec(*call.compres
 // Over the ranks of a host.
 ReduceMany reduce_many_of(const Call& call, const HostLayout& layout) {
   if (call.operation.kernel != nullptr) return {call.dtype, call.operation.kernel};
-  if (layout.hosts.size() > 1) return {call.dtype, undivided(call.dtype, call.reduction), 1};
-  return {call.dtype, call.reduction, layout.local_size()};
+  return over_host(call.dtype, call.reduction, layout);
 }
 
 void refuse_compression(const Call& call) {
@@ -233,11 +232,15 @@ std::unique_ptr<Collective> make_host_exchange(Executor& executor, const Call& c
 
 }  // namespace
 
-std::unique_ptr<Collective> make_collective(Executor& executor, const Call& call,
+ReduceMany over_host(DType dtype, Reduction reduction, const HostLayout& layout) {
+  if (layout.hosts.size() > 1) return {dtype, undivided(dtype, reduction), 1};
+  return {dtype, reduction, layout.local_size()};
+}
+
+std::unique_ptr<Collective> make_collective(const Surroundings& its, const Call& call,
                                             const Description& description, void* data,
-                                            const Group& group, size_t segment_bytes,
-                                            const std::shared_ptr<Window>& window,
-                                            const SharedLayout& layout) {
+                                            const Group& group) {
+  auto& [executor, segment_bytes, window, layout, slot_call] = its;
   const int rank = group.rank;
   const int size = group.size();
   auto* array = static_cast<std::byte*>(data);
@@ -260,7 +263,7 @@ std::unique_ptr<Collective> make_collective(Executor& executor, const Call& call
       }
       return algorithm.make({executor, array, bytes, reducer_of(call, size),
                              reduce_many_of(call, *layout), codec_of(call), segment_bytes, rank,
-                             size, group.ranks, window, layout});
+                             size, group.ranks, window, layout, slot_call});
     }
     case Kind::kBroadcast:
     case Kind::kMessage:

@@ -47,7 +47,7 @@ std::optional<Matching::Header> Matching::find_header(
     if (parked.failure) {
       advance(key);
       parked_.erase(at);
-      at = parked_.begin();  // the use after it may be among those that came before
+      at = parked_.begin();  // the use after it may be among those before it
       continue;
     }
     for (const Parked::Message& message : parked.messages) {

@@ -14,15 +14,15 @@
 
 namespace ringdl {
 
-/// Which uses of each key this rank has submitted, and what has come for those that it has not.
+/// Which uses of each key this rank has submitted, and what has arrived for those that it has not.
 ///
 /// A use of a key is ahead, submitted, or skipped: a use that no other rank will submit (a name
 /// that was found to be wrong) is counted, so that all ranks agree on which one is next. Counts are
-/// kept for good, in little room: that a rank will not use a name again is known to nobody, and if
-/// one forgot it before the others, the next use would not be the same one to them.
+/// kept for good, in little room: nobody knows that a rank will not use a name again, and if one
+/// forgot it before the others, they would disagree on the next use.
 class Matching {
  public:
-  /// What came for a key that this rank has not submitted yet.
+  /// What has arrived for a key that this rank has not submitted yet.
   struct Parked {
     struct Message {
       int from;
@@ -51,7 +51,7 @@ class Matching {
   }
   /// Whether another rank has submitted a key that this rank has not.
   bool has_header(const Key& key) const;
-  /// What has come for a key; nothing is kept.
+  /// What has arrived for a key; nothing is kept.
   Parked take(const Key& key);
 
   /// The header of a key's next use, which another rank has submitted and this one has not.
@@ -61,8 +61,8 @@ class Matching {
     Description description;
   };
   /// One for which `wanted` holds. Uses that are known to fail are skipped.
-  /// @param apart  a key that is left alone
-  /// @param joins  likewise, failures of what was submitted after more joins
+  /// @param apart  a key that is ignored
+  /// @param joins  ignores failures of what was submitted after more joins, too
   std::optional<Header> find_header(uint64_t apart, uint64_t joins,
                                     const std::function<bool(const Header&)>& wanted);
 

@@ -12,9 +12,9 @@ namespace {
 
 constexpr int64_t kLookEveryNs = kSecond / 2;
 
-// What a rank that has failed had sent may be on its way, perhaps over others: so it is not called
-// failed at the first look. Once this rank has left, those that know before it that all have may
-// go, too.
+// Messages of a rank that has failed may be on their way, perhaps via others, so it is not called
+// failed at the first check. Once this rank has left, ranks that know before it that all have left
+// may end, too.
 constexpr int kLooksBeforeFailed = 1;
 constexpr int kLooksAfterLeaving = 4;
 
@@ -50,8 +50,8 @@ std::vector<Membership::Failed> Membership::find_failed(int64_t now) {
     }
   }
   const auto& window = hosts_.window();
-  if ((!window && lost.empty()) || now < next_look_ns_) return found;
-  next_look_ns_ = now + kLookEveryNs;
+  if ((!window && lost.empty()) || now < next_check_ns_) return found;
+  next_check_ns_ = now + kLookEveryNs;
   const int looks = is_leaving() ? kLooksAfterLeaving : kLooksBeforeFailed;
   for (int rank = 0; rank < size_; ++rank) {
     const auto is_it = [rank](const auto& one) { return one.rank == rank; };

@@ -108,7 +108,7 @@ void Engine::on_left(const std::vector<int>& ranks) {
   diagnosis_.on_left(ranks, clock_.now_ns());
 }
 
-void Engine::look_for_failed(int64_t now) {
+void Engine::find_failed_ranks(int64_t now) {
   for (const Membership::Failed& failed : membership_.find_failed(now)) {
     MessageHead head;
     head.type = MessageType::kFailed;
@@ -173,7 +173,7 @@ void Engine::compare(Work& work, int from, const Description& theirs) {
 void Engine::refuse(const Call& call, const std::string& why) {
   const SharedGroup& group = call.group ? call.group : all_;
   const Key key = next_key(call, *group);
-  pass_in_slots(call, key, *group);
+  immediate_.pass(call, key, *group);
   matching_.advance(key);
   matching_.take(key);
   if (group->is_all()) works_.count_refused();
@@ -182,22 +182,22 @@ void Engine::refuse(const Call& call, const std::string& why) {
                         FailureKind::kMismatch, joining_.meetings()};
   transport_->expect_stray_messages();
   for (const int to : group->ranks) {
-    if (to != rank_) tell_failure(to, MessageType::kMismatch, key, failure);
+    if (to != rank_) send_failure(to, MessageType::kMismatch, key, failure);
   }
   poll();
 }
 
-// The key is copied: the work ends with the last call.
+// The key is copied, as the last call ends the work.
 void Engine::fail_everywhere(const Work& work, const Failure& why) {
   const Key key = work.key;
   const SharedGroup group = work.group;
   for (const int to : group->ranks) {
-    if (to != rank_) tell_failure(to, MessageType::kMismatch, key, why);
+    if (to != rank_) send_failure(to, MessageType::kMismatch, key, why);
   }
-  tell_failure(rank_, MessageType::kMismatch, key, why);
+  send_failure(rank_, MessageType::kMismatch, key, why);
 }
 
-void Engine::tell_failure(int to, MessageType type, const Key& key, const Failure& why) {
+void Engine::send_failure(int to, MessageType type, const Key& key, const Failure& why) {
   const std::string text(cut_to_fit(why.text, kMaxPayloadBytes));
   if (to == rank_) {
     fail_key(key, {text, why.kind, why.joins}, type == MessageType::kVerdict);
@@ -211,8 +211,8 @@ void Engine::tell_failure(int to, MessageType type, const Key& key, const Failur
   control_->send(to, head, nullptr, text.data(), text.size());
 }
 
-// A key that all ranks will submit in their time fails once they do; one that some rank never meant
-// to submit is skipped there, so that all agree on which instance is next; so is one of before all
+// A key that all ranks will submit in time fails once they do. One that some rank never meant to
+// submit is skipped there, so that all agree on which instance is next; so is one from before all
 // ranks joined, which this one has not answered and never will. Only the next one can be skipped:
 // instances before it may be in flight elsewhere.
 void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
@@ -220,7 +220,7 @@ void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
   if (const std::shared_ptr<Work> work = works_.find(key)) {
     if (work->sender < 0) works_.fail(work, why);  // else its message writes to the buffer
   } else if (!matching_.is_ahead(key)) {
-    return;  // another rank told the same before
+    return;  // another rank reported the same before
   } else if (key.space == KeySpace::kBucket) {
     matching_.park_failure(key, why);
     buckets_.on_failure(key, why);
@@ -232,8 +232,8 @@ void Engine::fail_key(const Key& key, const Failure& why, bool skip) {
   }
 }
 
-// A rank that has left and is not known to have submitted the work may have failed it at once, and
-// why may still be on its way to this rank: it is asked.
+// A rank that has left and is not known to have submitted the work is asked: it may have failed it
+// at once, and the reason may still be on its way to this rank.
 void Engine::check_previous_left(const std::shared_ptr<Work>& work) {
   const Group& group = *work->group;
   const int previous = previous_in(group);
@@ -246,7 +246,7 @@ void Engine::check_previous_left(const std::shared_ptr<Work>& work) {
   diagnosis_.ask_who_left(work->key, previous, clock_.now_ns());
 }
 
-// Not a verdict: ranks that have not come to this key yet fail it when they do.
+// Not a verdict: ranks that have not reached this key yet fail it when they do.
 void Engine::fail_for_left(const Key& key, int left_rank) {
   const std::shared_ptr<Work> work = works_.find(key);
   if (!work) return;
@@ -271,8 +271,8 @@ SharedGroup Engine::group_in_flight(const Key& key) const {
   return work ? work->group : nullptr;
 }
 
-void Engine::tell_verdict(int to, const Key& key, const std::string& why) {
-  tell_failure(to, MessageType::kVerdict, key, {why, FailureKind::kMismatch, joining_.meetings()});
+void Engine::send_verdict(int to, const Key& key, const std::string& why) {
+  send_failure(to, MessageType::kVerdict, key, {why, FailureKind::kMismatch, joining_.meetings()});
 }
 
 }  // namespace ringdl

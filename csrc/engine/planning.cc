@@ -3,9 +3,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "collective/messages/ring_allreduce.h"
-#include "collective/shared/direct_allreduce.h"
-#include "collective/two_level/hierarchical_allreduce.h"
+#include "collective/planner/algorithms.h"
 #include "engine/bucket_table.h"
 #include "engine/make_collective.h"
 #include "transport/transport.h"
@@ -13,47 +11,51 @@
 namespace ringdl {
 
 void Planning::choose_by(const CostModel& costs, std::optional<Algorithm> wanted) {
-  costs_ = costs;
-  wanted_ = wanted;
+  table_.costs = costs;
+  table_.wanted = wanted;
 }
 
 void Planning::set_segment_bytes(size_t bytes) {
   if (bytes == 0 || bytes > Transport::kMaxMessageBytes) {
     throw UsageError("segment_bytes must be between 1 and 2^30, not " + std::to_string(bytes));
   }
-  segment_bytes_ = bytes;
+  table_.segment_bytes = bytes;
 }
 
-Algorithm Planning::algorithm_for(size_t bytes, const HostLayout& layout) const {
-  if (wanted_ && is_possible(*wanted_, bytes, layout, segment_bytes_)) return *wanted_;
-  return choose_allreduce(costs_, bytes, layout, segment_bytes_);
+Plan Planning::plan(const Call& call, const Group& group, bool may_use_slots) {
+  return plan_allreduce({bytes_of(call), call.algorithm, may_use_slots}, *hosts_.layout_of(group),
+                        table_);
 }
 
 std::unique_ptr<Collective> Planning::make(const Call& call, const Description& description,
-                                           void* data, const Group& group) const {
+                                           void* data, const Group& group,
+                                           const SlotCall* slot_call) const {
   const SharedLayout layout = hosts_.layout_of(group);
   const bool shares_memory = layout->hosts.size() < group.ranks.size();
-  return make_collective(executor_, call, description, data, group, segment_bytes_,
-                         shares_memory ? hosts_.window() : nullptr, layout);
+  return make_collective({executor_, table_.segment_bytes,
+                          shares_memory ? hosts_.window() : nullptr, layout, slot_call},
+                         call, description, data, group);
 }
 
 std::unique_ptr<Collective> Planning::make(const BucketSpec& bucket, uint64_t instance) const {
   const Group& group = *bucket.group;
-  auto* const data = static_cast<std::byte*>(bucket.data);
-  const Reducer reducer(bucket.dtype, bucket.reduction, group.size());
-  if (!bucket.shared || wanted_ == Algorithm::kRing) {
-    return std::make_unique<RingAllreduce>(executor_, data, bucket.bytes, reducer, group.rank,
-                                           group.size(), segment_bytes_, bucket.codec);
-  }
-  if (hosts_.share_memory(group)) {
-    const ReduceMany reduce_many(bucket.dtype, bucket.reduction, group.size());
-    return std::make_unique<DirectAllreduce>(executor_, *bucket.shared, instance, bucket.bytes,
-                                             reduce_many, group.rank);
-  }
-  const ReduceMany reduce_many(bucket.dtype, undivided(bucket.dtype, bucket.reduction), 1);
-  return std::make_unique<HierarchicalAllreduce>(
-      executor_, hosts_.layout_of(group), LocalArrays{*bucket.shared, data, false}, instance,
-      bucket.bytes, reduce_many, reducer, segment_bytes_, bucket.codec);
+  const SharedLayout layout = hosts_.layout_of(group);
+  const Plan plan = plan_bucket(bucket.shared.has_value(), *layout, table_);
+  return algorithm_of(plan.algorithm)
+      .make({.executor = executor_,
+             .data = static_cast<std::byte*>(bucket.data),
+             .bytes = bucket.bytes,
+             .reducer = Reducer(bucket.dtype, bucket.reduction, group.size()),
+             .reduce_many = over_host(bucket.dtype, bucket.reduction, *layout),
+             .codec = bucket.codec,
+             .segment_bytes = table_.segment_bytes,
+             .rank = group.rank,
+             .size = group.size(),
+             .ranks = group.ranks,
+             .window = hosts_.window(),
+             .layout = layout,
+             .agreed = bucket.shared ? &*bucket.shared : nullptr,
+             .instance = instance});
 }
 
 }  // namespace ringdl

@@ -6,50 +6,47 @@
 #include <optional>
 
 #include "collective/collective.h"
-#include "collective/planner/algorithms.h"
-#include "collective/planner/choice.h"
+#include "collective/planner/plan.h"
 #include "engine/call.h"
 #include "engine/hosts.h"
 
 namespace ringdl {
 
 struct BucketSpec;
+struct SlotCall;
 
-/// Which algorithm carries a call out, and how it is cut: by costs, what was asked for, and which
-/// ranks share memory. All of these are the same on all ranks, so all plan alike.
+/// Plans, and the state machines that carry them out. All that a plan follows from is the same on
+/// all ranks, so all plan alike.
 class Planning {
  public:
   /// @param executor  carries out what collectives do with payload
   Planning(Hosts& hosts, Executor& executor, size_t segment_bytes)
-      : hosts_(hosts), executor_(executor), segment_bytes_(segment_bytes) {}
+      : hosts_(hosts), executor_(executor), table_{.wanted = {}, .segment_bytes = segment_bytes} {}
 
   /// @param wanted  taken wherever it is possible and the call names none; else the fastest by the
-  /// model
+  /// costs
   void choose_by(const CostModel& costs, std::optional<Algorithm> wanted);
   /// What travels and is reduced at once.
   /// @throws UsageError  not between 1 and 2^30
   void set_segment_bytes(size_t bytes);
-  size_t segment_bytes() const { return segment_bytes_; }
 
-  /// Whether ranks may meet in slots: unless an algorithm is asked for, as slots are none.
-  bool may_use_slots() const { return !wanted_; }
   /// Of an allreduce.
-  Algorithm algorithm_for(size_t bytes, const HostLayout& layout) const;
+  /// @param may_use_slots  as in AllreduceRequest
+  Plan plan(const Call& call, const Group& group, bool may_use_slots = false);
 
   /// The state machine for a call.
   /// @param data  as in Driver::submit()
   /// @param group  the call's, never null
+  /// @param slot_call  of an allreduce whose ranks meet in slots
   std::unique_ptr<Collective> make(const Call& call, const Description& description, void* data,
-                                   const Group& group) const;
+                                   const Group& group, const SlotCall* slot_call = nullptr) const;
   /// The state machine for an instance of a bucket.
   std::unique_ptr<Collective> make(const BucketSpec& bucket, uint64_t instance) const;
 
  private:
   Hosts& hosts_;
   Executor& executor_;
-  CostModel costs_ = default_costs();
-  std::optional<Algorithm> wanted_;
-  size_t segment_bytes_;
+  PlanningTable table_;
 };
 
 }  // namespace ringdl

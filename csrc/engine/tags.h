@@ -12,7 +12,7 @@ namespace ringdl {
 /// The tags 1 .. pooled are for granted messages, chosen by the receiver, one pool per sender; each
 /// is reused once all messages on it have arrived. A work in flight holds at most one tag of each
 /// sender's, so with as many tags as works may be in flight no work waits for another's tag, which
-/// could be a deadlock. Above them each bucket has two tags of its own, one for odd instances.
+/// could deadlock. Above them each bucket has two tags of its own, one for odd instances.
 struct TagLayout {
   static constexpr int kMostPooled = 65536;
 

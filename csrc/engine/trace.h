@@ -7,17 +7,17 @@
 
 namespace ringdl {
 
-/// What happened on this rank while it was recorded: works, and who waited for them.
+/// What happened on this rank while it was recorded: works, and the waits for them.
 class Trace {
  public:
   struct Event {
     uint64_t work = 0;       // its id; waits have none
     std::string name;        // the work's
-    std::string algorithm;   // how it was computed; empty: somebody has waited for it
+    std::string algorithm;   // how it was computed; empty: this is a wait for it
     int64_t bytes = 0;       // of the array; 0: not known beforehand
     int64_t begin_ns = 0;    // of the engine's clock
     int64_t end_ns = 0;      // 0: it is in flight
-    int64_t thread = 0;      // that has waited, as the system numbers it
+    int64_t thread = 0;      // the one that waited, by the system's number
     bool is_listed = false;  // its begin was taken while it was in flight
   };
 
@@ -38,8 +38,8 @@ class Trace {
     events_.push_back(std::move(event));
   }
 
-  /// Whether a work in flight has begun since the last take(): its begin is to be added then, so
-  /// that what a job was doing when it was killed is known.
+  /// Whether a work in flight has begun since the last take(): its begin is added then, which shows
+  /// what a job was doing when it was killed.
   bool is_new(int64_t begin_ns) const { return begin_ns >= taken_ns_; }
 
   /// What has been added since the last call.

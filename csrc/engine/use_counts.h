@@ -10,10 +10,10 @@
 
 namespace ringdl {
 
-/// How often each of many keys was used, by their hashes; for programs that never use a key again,
-/// which cannot be told: 14 to 27 bytes each.
+/// How often each of many keys was used, by their hashes. 14 to 27 bytes each, as programs may
+/// never use a key again, which cannot be known.
 ///
-/// Open addressing: a hash is in the first place from its own on that was free when it came.
+/// Open addressing: a hash is in the first place from its own on that was free when it was added.
 class UseCounts {
  public:
   uint64_t of(uint64_t hash) const {

@@ -19,7 +19,7 @@ constexpr int64_t kInterruptNs = 100 * kMillisecond;
 constexpr int64_t kDiagnoseAfterNs = 100 * kMillisecond;
 constexpr int64_t kBriefNs = 10 * kMillisecond;
 
-// Of a wait: from when on it has those counted that have come, before its deadline.
+// How long before its deadline a wait begins to count the ranks that have arrived.
 int64_t count_within(int64_t timeout_ns) { return std::min(kSecond, timeout_ns / 4 * 3); }
 
 std::string seconds_text(int64_t ns) {
@@ -28,7 +28,7 @@ std::string seconds_text(int64_t ns) {
 
 }  // namespace
 
-// What a waiting thread has told the diagnosis, taken back at the end of its wait.
+// What a waiting thread has reported to the diagnosis, taken back at the end of its wait.
 class Driver::Watch {
  public:
   Watch(Driver& driver, Lock& lock, bool for_good)
@@ -42,7 +42,7 @@ class Driver::Watch {
   // The work that is waited for now; null if there is none.
   void watch(const Work* work, int64_t now) {
     if (watched_ && work != nullptr && *watched_ == work->key) {
-      diagnosis_.look(*watched_, driver_.may_submit(), now);
+      diagnosis_.check(*watched_, driver_.may_submit(), now);
       return;
     }
     if (watched_) diagnosis_.wait_ends(*watched_, now);
@@ -67,12 +67,12 @@ class Driver::Watch {
   uint32_t question_ = 0;
 };
 
-// Moves works until `done` says so; `look` is called after each look that found it not so. The lock
-// is held but while the thread pauses; then the engine may be shut down by another thread, or by a
-// signal handler in this one.
+// Moves works until `done` is true; `check` is called after each poll that leaves it false. The
+// lock is held except while the thread pauses; then another thread, or a signal handler in this
+// one, may shut the engine down.
 void Driver::progress_until(Lock& lock, const std::function<void()>& interrupted,
                             const std::function<bool()>& done,
-                            const std::function<void(int64_t)>& look) {
+                            const std::function<void(int64_t)>& check) {
   Backoff backoff(may_spin_);
   int64_t now = now_ns();
   int64_t next_interrupt = now + kInterruptNs;
@@ -87,13 +87,13 @@ void Driver::progress_until(Lock& lock, const std::function<void()>& interrupted
   } leave{*this, lock};
   while (!done()) {
     refuse_closed();
-    waiter_looked_ns_ = now;
+    waiter_polled_ns_ = now;
     if (engine_.poll() > 0) backoff.reset();
     if (done()) break;
     watch_over(now);
-    look(now);
+    check(now);
     if (done()) break;
-    engine_.look_for_failed(now);
+    engine_.find_failed_ranks(now);
     lock.unlock();
     backoff.pause();
     now = now_ns();
@@ -105,8 +105,8 @@ void Driver::progress_until(Lock& lock, const std::function<void()>& interrupted
   }
 }
 
-// What StallError says if the time is over; else nothing.
-std::string Driver::look_at_wait(Watch& watch, const Awaited& awaited, int64_t now) {
+// What StallError says once the time is over; else nothing.
+std::string Driver::check_wait(Watch& watch, const Awaited& awaited, int64_t now) {
   const Work& work = *awaited.work;
   const int64_t deadline = awaited.begin_ns + awaited.timeout_ns;
   if (now - awaited.begin_ns >= kDiagnoseAfterNs) watch.watch(&work, now);
@@ -123,8 +123,8 @@ void Driver::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
     Lock lock = lock_for_call();
     const int64_t begin = now_ns();
     Watch watch(*this, lock, for_good);
-    const auto look = [&](int64_t now) {
-      const std::string why = look_at_wait(watch, {work, begin, timeout_ns}, now);
+    const auto check = [&](int64_t now) {
+      const std::string why = check_wait(watch, {work, begin, timeout_ns}, now);
       if (!why.empty()) throw StallError(why);
     };
     const auto count_time = [&] {
@@ -134,7 +134,7 @@ void Driver::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
       if (trace.is_on()) trace.add({0, work->label(), "", 0, begin, end, gettid()});
     };
     try {
-      progress_until(lock, interrupted, [&] { return work->ended(); }, look);
+      progress_until(lock, interrupted, [&] { return work->ended(); }, check);
     } catch (...) {
       count_time();
       throw;
@@ -153,23 +153,23 @@ std::optional<Driver::Stalled> Driver::wait_any(const std::vector<Awaited>& awai
   for (size_t i = 0; i < awaited.size(); ++i) watches.emplace_back(*this, lock, false);
   std::optional<Stalled> stalled;
   const auto done = [&] {
-    return stalled || news() != seen ||
+    return stalled || notifications() != seen ||
            std::any_of(awaited.begin(), awaited.end(),
                        [](const Awaited& one) { return one.work->ended(); });
   };
-  const auto look = [&](int64_t now) {
+  const auto check = [&](int64_t now) {
     for (size_t i = 0; i < awaited.size() && !stalled; ++i) {
-      std::string why = look_at_wait(watches[i], awaited[i], now);
+      std::string why = check_wait(watches[i], awaited[i], now);
       if (!why.empty()) stalled = Stalled{i, std::move(why)};
     }
   };
-  progress_until(lock, {}, done, look);
+  progress_until(lock, {}, done, check);
   return stalled;
 }
 
 bool Driver::wait_briefly(const std::shared_ptr<Work>& work) {
   if (!work->ended()) {
-    Lock lock(mutex_);  // of who has just submitted it; another thread may shut down meanwhile
+    Lock lock(mutex_);  // it was just submitted here; another thread may shut down
     const int64_t begin = now_ns();
     bool is_over = false;
     progress_until(
@@ -187,10 +187,10 @@ int Driver::join(int64_t timeout_ns, const std::function<void()>& interrupted) {
   const std::shared_ptr<JoinSession::Session> session = joining.begin();
   session->answered_ns = now_ns();
   Watch watch(*this, lock, true);
-  const auto look = [&](int64_t now) {
+  const auto check = [&](int64_t now) {
     const Work& awaited = joining.awaited(*session);
     watch.watch(&awaited, now);
-    if (session->meeting) session->meeting->begin_ns = now;  // no matter for the watchdog
+    if (session->meeting) session->meeting->begin_ns = now;  // not watched by the watchdog
     const int64_t deadline = session->answered_ns + timeout_ns;
     if (now < deadline - count_within(timeout_ns)) {
       watch.forget_answers();
@@ -203,35 +203,35 @@ int Driver::join(int64_t timeout_ns, const std::function<void()>& interrupted) {
                      ": " + watch.answers(now) +
                      ". It goes on to answer the others: call join() again, or end the job");
   };
-  progress_until(lock, interrupted, [&] { return joining.is_over(*session); }, look);
+  progress_until(lock, interrupted, [&] { return joining.is_over(*session); }, check);
   engine_.end_join(session);
   if (session->meeting->failure) session->meeting->failure.raise();
   return static_cast<int>(session->entry[0] % size());
 }
 
-// The works in flight end, and the messages of those that failed are taken or leave: what failed
-// has been told to its receivers, who take what is on its way.
+// The works in flight end, and the messages of failed ones are taken or leave: their receivers have
+// been notified of the failure and take what is on its way.
 void Driver::finish_works(Lock& lock, const std::function<void()>& interrupted) {
   WorkTable& works = engine_.works();
   {
     Watch watch(*this, lock, true);
-    const auto look = [&](int64_t now) {
+    const auto check = [&](int64_t now) {
       watch.watch(works.is_empty() ? nullptr : works.in_flight().begin()->second.get(), now);
     };
-    progress_until(lock, interrupted, [&] { return works.is_empty(); }, look);
+    progress_until(lock, interrupted, [&] { return works.is_empty(); }, check);
   }
   engine_.buckets().clear();
   progress_until(
       lock, interrupted, [&] { return works.is_drained(); },
       [this](int64_t now) {
         engine_.membership().refuse_failed();
-        tell_shutdown_waits("the messages of works that failed", now);
+        warn_of_shutdown("the messages of works that failed", now);
       });
 }
 
-void Driver::tell_shutdown_waits(const std::string& what, int64_t now) {
+void Driver::warn_of_shutdown(const std::string& what, int64_t now) {
   const std::string awaited = what + ", on rank " + std::to_string(rank());
-  std::fputs(engine_.watchdog().look_at_shutdown(awaited, now).c_str(), stderr);
+  std::fputs(engine_.watchdog().check_shutdown(awaited, now).c_str(), stderr);
 }
 
 void Driver::shutdown(const std::function<void()>& interrupted) {
@@ -239,7 +239,7 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
   Lock lock(mutex_);
   if (shutting_down_ && shuts_down_ == std::this_thread::get_id()) return;  // a signal handler
   const auto ignore = [](int64_t) {};
-  while (shutting_down_) {  // another thread is at it; should it be interrupted, this one goes on
+  while (shutting_down_) {  // another thread shuts down; if it is interrupted, this one goes on
     progress_until(lock, interrupted, [this] { return closed_.load() || !shutting_down_; }, ignore);
   }
   if (closed_.load()) return;
@@ -253,18 +253,17 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
   finish_works(lock, interrupted);
   const Departures& departures = engine_.membership().departures();
   engine_.leave();
-  // The others may need answers from here until they leave too.
+  // The others may need answers from this rank until they leave, too.
   progress_until(
       lock, interrupted, [this] { return engine_.have_all_left(); },
       [&](int64_t now) {
         engine_.membership().refuse_failed();
         if (departures.is_over()) {
-          tell_shutdown_waits(engine_.has_sent_all() ? "the last messages of other ranks to leave"
-                                                     : "its last messages to leave",
-                              now);
+          warn_of_shutdown(engine_.has_sent_all() ? "the last messages of other ranks to leave"
+                                                  : "its last messages to leave",
+                           now);
         } else {
-          std::fputs(engine_.watchdog().look_at_shutdown(departures.awaited(), now).c_str(),
-                     stderr);
+          std::fputs(engine_.watchdog().check_shutdown(departures.awaited(), now).c_str(), stderr);
         }
       });
   lock.unlock();

@@ -11,14 +11,14 @@ namespace ringdl {
 namespace {
 
 constexpr int64_t kLookEveryNs = kSecond / 2;
-constexpr int64_t kAnswerNs = kSecond;  // after which those that are silent count as such
+constexpr int64_t kAnswerNs = kSecond;  // after which ranks count as silent
 constexpr size_t kMostWorks = 10;       // the oldest: the others mostly wait for the same
 
 }  // namespace
 
-std::string Watchdog::look(const Works& works, int64_t now) {
-  if (after_ns_ == 0 || now < next_look_ns_) return "";
-  next_look_ns_ = now + std::min(kLookEveryNs, after_ns_ / 2);
+std::string Watchdog::check(const Works& works, int64_t now) {
+  if (after_ns_ == 0 || now < next_check_ns_) return "";
+  next_check_ns_ = now + std::min(kLookEveryNs, after_ns_ / 2);
   std::vector<const Work*> old;
   for (const auto& [key, work] : works) {
     if (now - work->begin_ns >= after_ns_) old.push_back(work.get());
@@ -60,14 +60,14 @@ std::string Watchdog::look(const Works& works, int64_t now) {
   return text;
 }
 
-std::string Watchdog::look_at_shutdown(const std::string& awaited, int64_t now) {
+std::string Watchdog::check_shutdown(const std::string& awaited, int64_t now) {
   if (shutdown_since_ns_ == 0) {
     shutdown_since_ns_ = now;
-    tell_shutdown_at_ns_ = now + after_ns_;
+    warn_of_shutdown_at_ns_ = now + after_ns_;
   }
-  if (after_ns_ == 0 || now < tell_shutdown_at_ns_) return "";
+  if (after_ns_ == 0 || now < warn_of_shutdown_at_ns_) return "";
   const int64_t age = now - shutdown_since_ns_;
-  tell_shutdown_at_ns_ = now + age;
+  warn_of_shutdown_at_ns_ = now + age;
   if (awaited.empty()) return "";
   return "ringdl: shutdown() has waited " + std::to_string(age / kSecond) + " s for " + awaited +
          "\n";

@@ -20,7 +20,7 @@ std::string shape_text(const Description& description) {
   return text + ")";
 }
 
-// Functions of one name are told apart by their digests.
+// Functions of one name differ in their digests.
 std::string reduction_text(const Description& description) {
   if (description.operation == 0) return std::string(name_of(description.reduction));
   char digest[17];

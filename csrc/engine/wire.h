@@ -78,16 +78,16 @@ struct Description {
   DType dtype = DType::kUInt8;
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kRing;
-  DType wire = DType::kUInt8;  // what an allreduce's elements travel as between hosts
+  DType wire = DType::kUInt8;  // what an allreduce's elements are sent as between hosts
   int32_t root = -1;           // its number in the group
   int32_t dimensions = 0;
-  uint32_t inline_bytes = 0;  // messages of at most so many bytes travel as control messages
+  uint32_t inline_bytes = 0;  // messages of at most this size are control messages
   uint64_t group = 0;         // its id
   uint64_t joins = 0;         // how often all ranks had joined before it was submitted
   int64_t count = 0;
   uint64_t shape_hash = 0;          // of all dimensions; the first eight follow
   int64_t shape[kMaxDimensions]{};  // without the first dimension where rows may be uneven
-  uint64_t operation = 0;           // digest of the user's own reduction, or 0
+  uint64_t operation = 0;           // digest of a user-defined reduction, or 0
   char operation_name[kMaxOperationBytes]{};
   char name[kMaxNameBytes]{};  // cut to fit, for people; the key holds the hash of all of it
 };
@@ -98,19 +98,19 @@ enum class MessageType : uint8_t {
   kGrant,       // `tag`: the receiver is ready for the large messages of a key, on this tag
   kClose,       // `sequence` large messages were sent on a granted tag and no more will be
   kMismatch,    // text: the key fails on every rank; `flag`: the FailureKind
-  kVerdict,     // text: likewise, and ranks that never submitted the key skip it
+  kVerdict,     // text: the same, and ranks that never submitted the key skip it
   kQuery,       // has the receiver submitted the key? `sequence` numbers the question
   kAnswer,      // `flag`: submitted; `value`: the serial number of the answering rank's wait
   kCount,     // the same of a census: who has, as far as the receiver knows? `tag`: how far it must
-              // know, see Census; `value`: how long a silent rank is waited for
+              // know, see Census; `value`: how long to wait for a silent rank
   kCounted,   // its answer, with the same `sequence` and `tag`; `flag`: submitted, and takes part;
-              // `value`: so many members are accounted for; the payload: all, two bits each
-  kBlocked,   // to rank 0: waiting for the key since a while, `value` is the wait's serial number;
+              // `value`: how many members are accounted for; the payload: all, two bits each
+  kBlocked,   // to rank 0: waiting for the key for a while, `value` is the wait's serial number;
               // the payload holds the members of the key's group, a bit each, unless it is all
-  kLeaving,   // the sender shuts down and will submit nothing more; or, along a tree, those ranks
-              // do that the payload names, a bit each from rank `value` on
+  kLeaving,   // the sender shuts down and will submit nothing more; or, along a tree, the ranks
+              // in the payload do, a bit each from rank `value` on
   kJoined,    // the sender submits nothing of its own until the meeting number `value`
-  kLaunched,  // to a rank that has: this bucket was launched
+  kLaunched,  // to a rank that has joined: this bucket was launched
   kQuiet,     // all have left, and what the sender and those below it in the tree have sent has
               // left, too; from above: of all ranks
   kFailed,    // rank `value` has ended without shutdown(), or text: why it cannot be reached
@@ -136,14 +136,14 @@ inline constexpr size_t kMaxControlBytes =
 /// As much of a UTF-8 text as fits, never a part of a character.
 std::string_view cut_to_fit(std::string_view text, size_t bytes);
 
-/// Sets what people read as the name, cut to fit.
+/// Sets the name that people read, cut to fit.
 void set_name(Description& description, std::string_view name);
 void set_operation_name(Description& description, std::string_view name);
 
 /// "allreduce 'layer1.weight'", "the 3rd unnamed barrier": how errors name a work.
 std::string label_of(const Key& key, const Description& description, const Group& group);
 
-/// Empty if a rank before and this rank mean the same, else what differs: "shape (2, 3) on rank 0
+/// Empty if another rank and this rank mean the same, else what differs: "shape (2, 3) on rank 0
 /// and (2, 4) on rank 1".
 std::string difference(const Description& theirs, int their_rank, const Description& ours,
                        int our_rank);

@@ -13,7 +13,7 @@
 namespace ringdl {
 
 /// One collective in flight on this rank. Shared by the engine, until it ends and its messages have
-/// left, and by whoever waits for it. Only the engine changes it.
+/// left, and by the threads that wait for it. Only the engine changes it.
 class Work {
  public:
   enum class State : uint8_t { kPrepared, kRunning, kDone, kFailed };
@@ -21,11 +21,11 @@ class Work {
   Work(uint64_t number, Key work_key, const Description& work_description, SharedGroup work_group)
       : id(number), key(work_key), description(work_description), group(std::move(work_group)) {}
 
-  /// What messages call it. It is not kept: a framework's memory fragments by what small things are
-  /// allocated between its gradients and stay.
+  /// Its name in messages. Not stored: small allocations that stay between a framework's gradients
+  /// fragment its memory.
   std::string label() const { return label_of(key, description, *group); }
 
-  /// Whether it has ended, well or not. Any thread, without the lock.
+  /// Whether it has ended, failed or not. Any thread, without the lock.
   bool ended() const {
     const State now = state.load(std::memory_order_acquire);
     return now == State::kDone || now == State::kFailed;
@@ -49,7 +49,7 @@ class Work {
   std::unique_ptr<KeyedChannel> keyed_channel;  // one of the two
   std::unique_ptr<BucketChannel> bucket_channel;
   bool touched = false;  // is in the engine's list of works to step
-  bool polled = false;   // is in its list of works to step at each look
+  bool polled = false;   // is in its list of works to step at each poll
   /// If it has failed: once this is done, nothing reads or writes its buffer.
   Executor::Ticket last_operation = Executor::kDone;
 

@@ -85,7 +85,7 @@ int WorkTable::settle() {
   }
   std::erase_if(leaving_, [this](const auto& work) {
     if (!is_idle(*work)) return false;
-    release(*work);  // only now may its buffer go
+    release(*work);  // only now may its buffer be freed
     return true;
   });
   const size_t drained = std::erase_if(drains_, [this](const auto& drain) {
@@ -151,7 +151,7 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
   work->state.store(Work::State::kFailed, std::memory_order_release);
 }
 
-// Lets go of what a work that has ended holds, however long its user keeps it.
+// Frees what a work that has ended holds, however long its user keeps it.
 void WorkTable::release(Work& work) {
   if (work.collective->gathered() == nullptr) work.collective.reset();
   work.memory.reset();

@@ -24,13 +24,13 @@ namespace ringdl {
 ///
 /// A work that has begun is in flight until it finishes or fails. It is stepped when its channel
 /// has touched it and, if it reduces in memory that other ranks write to or its executor answers
-/// later, at each settle(). One that fails may leave messages and operations behind: those that it
-/// sends, and what the executor is at, keep it from being released, and tags that it granted are
-/// drained before they are granted again.
+/// later, at each settle(). One that fails may leave messages and operations behind: its sends, and
+/// the executor's operations, keep it from being released, and tags that it granted are drained
+/// before they are granted again.
 class WorkTable {
  public:
   using Works = std::unordered_map<Key, std::shared_ptr<Work>, KeyHash>;
-  /// Told when a work has ended, well (no failure) or not.
+  /// Called when a work has ended, with a failure or without.
   using OnEnd = std::function<void(const Work&, const Failure&)>;
 
   WorkTable(Transport& transport, ControlPlane& control, Executor& executor, const Clock& clock,
@@ -60,25 +60,25 @@ class WorkTable {
   std::shared_ptr<Work> find(const Key& key) const;
   const Works& in_flight() const { return in_flight_; }
   bool is_empty() const { return in_flight_.empty(); }
-  /// Whether messages of works that failed are still to be taken, or to leave. Those of buckets may
+  /// Whether no messages of failed works are still to be taken, or to leave. Those of buckets may
   /// have gone to a rank that never launches them: they do not count.
   bool is_drained() const;
-  /// Whether so many works are in flight that further ones send no payload before it is granted:
-  /// what peers park is bounded.
+  /// Whether further works send no payload before it is granted, as many are in flight: this bounds
+  /// what peers park.
   bool has_many() const { return keyed_works_ >= kMostWithPayload; }
 
-  /// A rank has told how many messages it sent on the tag that a failed work granted.
+  /// A rank has reported how many messages it sent on the tag that a failed work granted.
   void on_closed(int from, const Key& key, int64_t sent);
-  /// No more messages come from a rank.
+  /// No more messages arrive from a rank.
   void forget_drains(int rank);
-  /// The longest message that may come on such a tag.
+  /// The longest message that may arrive on such a tag.
   void set_longest_message(size_t bytes) { longest_message_ = bytes; }
 
   /// Ids of works released since the last call.
   std::vector<uint64_t> take_released() { return std::exchange(released_, {}); }
-  /// Works in vain: a call that was refused counts as made, as it does on the other ranks.
+  /// A call that was refused counts as a work, as it does on the other ranks.
   void count_refused() { ++common_ended_; }
-  /// A work that ended before it was one: see Engine::finish_in_slots().
+  /// A work that ended before it was one: see Immediate::finish().
   void count_unseen();
   int64_t ended() const { return ended_; }
   /// Of those, the ones of all ranks.
@@ -90,9 +90,9 @@ class WorkTable {
   std::vector<Trace::Event> take_trace();
   uint64_t next_id() { return next_id_++; }
 
-  /// For the end: withdraws the receives of what is drained.
+  /// At the end: withdraws the receives of drained tags.
   void withdraw();
-  /// Keeps for good what failed and has messages under way.
+  /// Keeps failed works with messages under way for good.
   void keep_leaving();
 
   /// An event of a work that ends at `end_ns`; 0: it is in flight.
@@ -101,7 +101,7 @@ class WorkTable {
  private:
   static constexpr int64_t kMostWithPayload = 1024;
 
-  // A tag of a failed work on which messages may still come.
+  // A tag of a failed work on which messages may still arrive.
   struct Drain final : public Completion {
     WorkTable& table;
     KeyedChannel::OpenTag open;
@@ -132,8 +132,8 @@ class WorkTable {
   Trace trace_;
   Works in_flight_;
   std::deque<std::shared_ptr<Work>> touched_;
-  std::vector<std::shared_ptr<Work>> polled_;   // things happen to them without messages
-  std::vector<std::shared_ptr<Work>> leaving_;  // ended, but messages of theirs have not
+  std::vector<std::shared_ptr<Work>> polled_;   // they move without messages
+  std::vector<std::shared_ptr<Work>> leaving_;  // ended, but their messages have not
   std::vector<std::unique_ptr<Drain>> drains_;
   std::vector<uint64_t> released_;
   size_t longest_message_ = 0;

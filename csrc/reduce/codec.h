@@ -7,7 +7,7 @@
 
 namespace ringdl {
 
-/// What shrinks bytes on the wire: fp32 travels as a 16-bit float, rounded to nearest even.
+/// Shrinks bytes on the wire: fp32 is sent as a 16-bit float, rounded to nearest even.
 class Codec {
  public:
   /// Nothing is shrunk.
@@ -17,7 +17,7 @@ class Codec {
 
   bool shrinks() const { return widening_.widen != nullptr; }
 
-  /// What so many bytes of an array take on the wire.
+  /// Bytes on the wire for `bytes` bytes of an array.
   size_t wire_bytes(size_t bytes) const { return shrinks() ? bytes / 2 : bytes; }
 
   /// @param bytes  of the array

@@ -10,15 +10,14 @@
 
 namespace ringdl {
 
-/// What copies and reduces payload, on a CPU or a device. Collectives touch payload through it
-/// alone.
+/// Copies and reduces payload, on a CPU or a device. Collectives touch payload only through it.
 ///
 /// Operations are carried out in the order in which they are asked for, so each one sees what those
-/// before it wrote. They may be carried out later: then the answer is a ticket. Until is_done()
-/// says so, what an operation reads must not change, and what it writes must not be looked at by
-/// anybody else: no message sends it, and no counter tells another rank that it is there.
+/// before it wrote. They may be carried out later: then the call returns a ticket. Until is_done()
+/// is true, what an operation reads must not change, and nobody else may read what it writes: no
+/// message sends it, and no counter announces it to another rank.
 ///
-/// Threads: one at a time, but for an immediate one.
+/// Threads: one at a time, except for an immediate one.
 class Executor {
  public:
   /// Names an operation. Later ones have higher numbers.

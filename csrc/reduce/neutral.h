@@ -7,10 +7,9 @@
 
 namespace ringdl {
 
-/// Fills an array with what changes nothing when it is reduced with others: 0 for sums and averages
-/// (of bool: for sums), 1 for products, the least value for max, the greatest for min, all bits for
-/// a bitwise and, none for or and xor. Zeros of floats are -0 in sums, which alone leave -0 as it
-/// is.
+/// Fills an array with the neutral element of a reduction: 0 for sums and averages (of bool: for
+/// sums), 1 for products, the least value for max, the greatest for min, all bits for a bitwise
+/// and, none for or and xor. In sums of floats it is -0, the only zero that leaves -0 unchanged.
 void fill_neutral(DType dtype, Reduction reduction, void* data, size_t count);
 
 }  // namespace ringdl

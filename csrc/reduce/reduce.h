@@ -27,12 +27,12 @@ constexpr std::string_view name_of(Reduction reduction) {
   return names[static_cast<int>(reduction)];
 }
 
-/// Whether a dtype can be reduced so: all but the bits of floats.
+/// Whether a dtype has this reduction: all but the bitwise ones of floats.
 constexpr bool has_reduction(DType dtype, Reduction reduction) {
   return reduction < Reduction::kBitAnd || !is_floating(dtype);
 }
 
-/// What several steps take in all but the last one in place of a reduction: averages divide once.
+/// The reduction in all but the last of several steps: averages divide once.
 constexpr Reduction undivided(DType dtype, Reduction reduction) {
   if (reduction != Reduction::kAverage) return reduction;
   return dtype == DType::kBool ? Reduction::kProduct : Reduction::kSum;
@@ -48,9 +48,9 @@ std::string_view name_of(SimdLevel level);
 /// into[i] = into[i] ∘ from[i] for `count` elements. The arrays do not overlap; any alignment that
 /// the dtype itself needs will do. 16-bit floats are combined in fp32 and rounded to nearest even;
 /// integers wrap; bool: any byte but 0 is true, sum and max are or, product and min are and, and
-/// results are 0 or 1. Min and max propagate NaN and put -0 below +0. A NaN that results is always
-/// the positive quiet one without payload. Expects the calling thread to round to nearest and not
-/// to flush subnormals.
+/// results are 0 or 1. Min and max propagate NaN and put -0 below +0. A resulting NaN is always the
+/// positive quiet one without payload. Expects the calling thread to round to nearest and not to
+/// flush subnormals.
 using CombineKernel = void (*)(void* into, const void* from, size_t count);
 
 /// into[i] = (into[i] ∘ from[i]) / divisor, where only the average divides: floats are divided and
@@ -58,8 +58,8 @@ using CombineKernel = void (*)(void* into, const void* from, size_t count);
 /// is and. For all other reductions `divisor` is ignored and this equals CombineKernel.
 using FinishKernel = void (*)(void* into, const void* from, size_t count, int64_t divisor);
 
-/// A reduction of the user's own, compiled elsewhere: like CombineKernel, for one dtype. It must
-/// not throw, and may be called by any thread.
+/// A user-defined reduction, compiled elsewhere: like CombineKernel, for one dtype. It must not
+/// throw, and may be called by any thread.
 using CustomKernel = void (*)(void* into, const void* from, int64_t count);
 
 struct Kernels {

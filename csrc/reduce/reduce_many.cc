@@ -11,14 +11,14 @@ namespace {
 
 // A block of each array is reduced in the first-level cache, then written. For 16 MiB two ranks
 // took 1.13 times as long with blocks of 2048 bytes, and 1.08 times with 512; for 64 MiB 1.02 with
-// 512. Of more arrays the blocks are half as long.
+// 512. With more arrays, blocks are half as long.
 constexpr size_t kBlockBytes = 1024;
 
-// In streams, what is written where it was read is fetched so far ahead, of two arrays. Processors
-// do so themselves, but to read, and only to the end of a page. Two ranks took 0.93 of the time for
-// 16 MiB so, 0.91 and 1.07 in two runs of 64 MiB; where the arrays fit in the caches (4 MiB)
-// nothing was gained. Of more arrays it is not done: with that, and blocks of 1024 bytes, 64 MiB
-// took four ranks 1.07 and eight ranks 1.18 times as long.
+// How far ahead a stream of two arrays fetches what it writes in place. Processors fetch ahead,
+// too, but only to read, and only to the end of a page. With this, two ranks took 0.93 of the time
+// for 16 MiB, 0.91 and 1.07 in two runs of 64 MiB; where the arrays fit in the caches (4 MiB)
+// nothing was gained. Not done for more arrays: with it and blocks of 1024 bytes, 64 MiB took four
+// ranks 1.07 and eight ranks 1.18 times as long.
 constexpr size_t kAheadBytes = 4096;
 
 }  // namespace
@@ -37,7 +37,7 @@ ReduceMany::ReduceMany(DType dtype, Reduction reduction, int64_t divisor)
 ReduceMany::ReduceMany(DType dtype, CustomKernel kernel)
     : custom_(kernel), item_bytes_(ringdl::item_bytes(dtype)) {}
 
-// Where the first array is a target, the others are added to it there: half the stores of a sum
+// If the first array is a target, the others are added to it in place: half the stores of a sum
 // that is made elsewhere and then copied to two targets. For 4 to 64 MiB two ranks took 0.86 to
 // 0.97 of the time, with blocks of 512 bytes in both.
 void ReduceMany::operator()(std::span<const std::byte* const> sources,

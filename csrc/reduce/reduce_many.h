@@ -8,8 +8,7 @@
 
 namespace ringdl {
 
-/// Reduces several arrays at once, in the order in which they are given, in one pass over memory.
-/// Pure; any thread.
+/// Reduces several arrays at once, in the given order, in one pass over memory. Pure; any thread.
 class ReduceMany {
  public:
   /// 16-bit floats are added (and multiplied) in fp32 and rounded once, in the end.
@@ -17,11 +16,11 @@ class ReduceMany {
   ReduceMany(DType dtype, CustomKernel kernel);
 
   /// targets[t][i] = (sources[0][i] ∘ sources[1][i] ∘ ...) / divisor for all t. A target may be one
-  /// of the sources, but not overlap another way. At least one source.
-  /// @param streams  the arrays come from memory and are not read soon (see stream.h). Targets that
-  /// are none of the sources are written past the caches then, and this ends with the fence. Those
-  /// that are sources are written where they were read: that costs no more traffic, and less time
-  /// than past the cache. Of two arrays they are fetched ahead.
+  /// of the sources, but must not overlap otherwise. At least one source.
+  /// @param streams  the arrays come from memory and are not read soon (see streaming.h). Targets
+  /// that are no sources are then written past the caches, and this ends with the fence. Targets
+  /// that are sources are written in place: that costs no more traffic, and less time than past the
+  /// caches. With two arrays they are fetched ahead.
   void operator()(std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
                   size_t bytes, bool streams = false) const;
 

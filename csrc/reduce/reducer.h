@@ -8,7 +8,7 @@
 
 namespace ringdl {
 
-/// How two arrays become one, as it goes through messages. An executor carries it out.
+/// How two arrays become one in collectives that use messages. An executor carries it out.
 class Reducer {
  public:
   Reducer(DType dtype, Reduction reduction, int64_t divisor)
@@ -16,7 +16,7 @@ class Reducer {
         item_bytes_(ringdl::item_bytes(dtype)),
         divisor_(divisor) {}
 
-  /// Combines by the user's own reduction, the last time too.
+  /// Combines by a user-defined reduction, the last time too.
   /// @param kernel  for elements of `dtype`; must stay callable as long as the reducer is used
   Reducer(DType dtype, CustomKernel kernel)
       : custom_(kernel), item_bytes_(ringdl::item_bytes(dtype)) {}
@@ -33,7 +33,7 @@ class Reducer {
     }
   }
 
-  /// The last of all: into = (into ∘ from) / divisor if the reduction is an average.
+  /// The last combination: into = (into ∘ from) / divisor if the reduction is an average.
   void finish(std::byte* into, const std::byte* from, size_t bytes) const {
     if (custom_ != nullptr) {
       combine(into, from, bytes);

@@ -45,8 +45,8 @@ void stream_fence() {}
 
 #endif
 
-// Compilers make it a fetch to read unless they are allowed PREFETCHW. To processors of x86-64 that
-// lack that, it is no operation.
+// Compilers emit a fetch to read unless PREFETCHW is enabled. On x86-64 processors without it, it
+// is a no-op.
 #ifdef __SSE2__
 __attribute__((target("prfchw")))
 #endif

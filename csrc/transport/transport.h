@@ -10,7 +10,7 @@ namespace ringdl {
 /// Names one message in flight. Small integers, reused after the operation has ended.
 using Ticket = uint32_t;
 
-/// Told when operations end. Outlives every operation that it was handed to.
+/// Notified when operations end. Outlives every operation that it was handed to.
 class Completion {
  public:
   /// Called from Transport::poll(); the ticket may be reused as soon as this returns. May start new
@@ -25,10 +25,10 @@ class Completion {
 ///
 /// Messages from one rank to another with the same tag arrive in the order in which they were sent
 /// and match receives from that rank in the order in which those were posted; whether a receive
-/// from any rank comes before one from that rank is open. Nothing here blocks. Buffers belong to
-/// the caller and must stay alive and unmoved until the operation has ended.
+/// from any rank matches before one from that rank is unspecified. Nothing here blocks. Buffers
+/// belong to the caller and must stay alive and unmoved until the operation has ended.
 ///
-/// Threads: calls are made by one thread at a time; the driver's lock sees to that.
+/// Threads: calls are made by one thread at a time; the driver's lock ensures that.
 /// Errors: where a message fails, the rank at its other end is lost(). A failure of the layer below
 /// that belongs to no message raises Error, naming the call.
 class Transport {
@@ -53,27 +53,27 @@ class Transport {
   /// error.
   virtual Ticket receive(int from, int tag, void* data, size_t bytes, Completion& owner) = 0;
 
-  /// Lets messages move and tells the owners of the operations that ended, in the order in which
+  /// Lets messages move and notifies the owners of operations that ended, in the order in which
   /// they ended as far as that is known. Returns how many did.
   virtual int poll() = 0;
 
-  /// Withdraws a posted receive, waiting for the layer below if it must; its owner is not told.
+  /// Withdraws a posted receive, waiting for the layer below if it must; its owner is not notified.
   /// Returns false if a message had been matched already: it has then been received.
   virtual bool withdraw(Ticket receive) = 0;
 
-  /// A rank that is known to take and send no more messages.
+  /// A rank that is known to receive and send no more messages.
   struct Lost {
     int rank;
-    std::string why;  // what the layer below says; empty: its process has ended
+    std::string why;  // from the layer below; empty: its process has ended
   };
-  /// In the order in which that was found. What they had sent has been received; sends to them end,
-  /// and receives from them never do.
+  /// In the order in which they were found. What they had sent has been received; sends to them
+  /// end, and receives from them never do.
   virtual const std::vector<Lost>& lost() const {
     static const std::vector<Lost> none;
     return none;
   }
 
-  /// Messages may have been sent that nobody will receive: see to it that no later transport
+  /// Messages may have been sent that nobody will receive: makes sure that no later transport
   /// receives them.
   virtual void expect_stray_messages() {}
 };

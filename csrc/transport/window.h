@@ -10,8 +10,8 @@
 
 namespace ringdl {
 
-/// Memory of this rank that the other ranks of its host see, and theirs. What lies there is named
-/// by its owner and its offset.
+/// Memory of this rank that the other ranks of its host see, and theirs. A place there is named by
+/// its owner and its offset.
 ///
 /// Threads: any.
 class Window {
@@ -21,10 +21,10 @@ class Window {
 
   virtual ~Window() = default;
 
-  /// Whether this process sees the memory of a rank; its own it does.
+  /// Whether this process sees the memory of a rank; true for its own.
   virtual bool reaches(int rank) const = 0;
 
-  /// Whether a rank that is reached is known to have no process any more.
+  /// Whether the process of a rank that is reached is known to have ended.
   virtual bool has_ended(int rank) const = 0;
 
   /// What lies at `offset` in the memory of a rank that is reached, as this process sees it.
@@ -33,21 +33,21 @@ class Window {
   /// Where `data` is in this rank's memory; nothing if it is elsewhere, or only partly there.
   virtual std::optional<uint64_t> offset_of(const void* data, size_t bytes) const = 0;
 
-  /// Memory for an array of this rank, of any content; null if there is no more of it. It stays
-  /// valid after the window has gone.
+  /// Memory for an array of this rank, of any content; null if no more is left. It stays valid
+  /// after the window is gone.
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
 
-  /// Memory that lives as long as a call: stages, and the counters that ranks meet by. Apart from
-  /// arrays, so arrays leave room for it.
+  /// Memory that lives as long as a call: stages, and the counters that ranks meet by. Kept apart
+  /// from arrays, so these leave room for it.
   /// @throws OutOfMemory
   virtual std::shared_ptr<std::byte> allocate_stage(size_t bytes) = 0;
 
-  /// Keeps what was allocated until a counter that other ranks count up has reached a value. The
+  /// Keeps an allocation until a counter that other ranks increment has reached a value. The
   /// counter lies in that memory.
   virtual void free_once(std::shared_ptr<std::byte> memory, const std::atomic<uint64_t>& counter,
                          uint64_t value) = 0;
 
-  /// How what this rank writes for others to read soon is stored best.
+  /// How this rank best stores what others read soon.
   StoreTrial& store_trial() { return store_trial_; }
 
  private:

@@ -66,5 +66,5 @@ def dtype_name(x: AnyNDArray) -> str:
 
 
 def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    ml_dtypes = sys.modules.get("ml_dtypes")  # not loaded: nobody can have made such an array
+    ml_dtypes = sys.modules.get("ml_dtypes")  # not loaded: there can be no such array
     return ml_dtypes is not None and bool(dtype == ml_dtypes.bfloat16)

@@ -34,7 +34,7 @@ def write_back(array: torch.Tensor, given: torch.Tensor) -> None:
 def copy_of(x: torch.Tensor) -> torch.Tensor:
     """See `ringdl._arrays.Framework.copy_of`."""
     if x.layout != torch.strided:
-        return x  # for_engine() says what is wrong with it
+        return x  # for_engine() reports what is wrong with it
     return x.detach().clone(memory_format=torch.contiguous_format)
 
 

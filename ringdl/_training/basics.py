@@ -59,7 +59,7 @@ def cross_size() -> int:
 
 
 def _across() -> list[int]:
-    """The ranks that are what this one is on its host."""
+    """The ranks with this one's local rank, one per host."""
     hosts = ringdl.get_communicator()._hosts()
     local = ringdl.local_rank()
     return [rank for rank, host in enumerate(hosts) if hosts[:rank].count(host) == local]

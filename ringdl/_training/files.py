@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def on_rank_0(action: Callable[[], Result], problem: str, name: str) -> Result:
-    """What an action returns on rank 0, on all ranks. Collective.
+    """Run an action on rank 0 and return its result on all ranks. Collective.
 
     Args:
         action: called there alone; returns what can be pickled.
@@ -36,7 +36,7 @@ def on_rank_0(action: Callable[[], Result], problem: str, name: str) -> Result:
 
 
 def write_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file beside its place and move it there, so that it is never there in part."""
+    """Write a file beside its place and move it there, so that it never exists in part."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -1,8 +1,8 @@
 r"""When gradients are averaged: passes, rounds and steps, for any framework.
 
-A *pass* accumulates gradients (a backward); in every so many-th one each gradient that is final is
-launched, and the *round* ends with the pass: all ranks average. Then the optimizer *steps*. What a
-pass leaves unaveraged, a step averages.
+A *pass* accumulates gradients (a backward). In every n-th pass each gradient that is final is
+launched, and the *round* ends with the pass: all ranks average. Then the optimizer *steps*. A step
+averages what passes leave unaveraged.
 
 ```
 pass     begin_pass   arrived(i) launch(i)   arrived(j) launch(j) ...   end_pass
@@ -14,10 +14,9 @@ step     synchronize (joins in, if this rank had no pass)   the optimizer   fini
 Each gradient has one view into the buckets. `arrived` moves what the framework has made elsewhere
 into the view, and makes the view the gradient.
 
-Which rank is at which step travels with each round (see ``rounds``), so gradients of different
-steps are told apart. Sparse gradients are summed apart, at the end of the round; which ones are
-sparse is learnt from the same note: in the round in which one turns up, it leaves the buckets on
-all ranks, and the others get new ones.
+Each rank's step travels with each round (see ``rounds``), so a mix of steps is detected. Sparse
+gradients are summed apart, at the end of the round. The same note announces a new sparse gradient:
+in that round it leaves the buckets on all ranks, and the others get new ones.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Gradients(Generic[A]):
         store: where they are.
         op: Average or Sum over the ranks.
         compression: as `ringdl.Buckets` takes it.
-        passes_per_round: average in every so many-th pass.
+        passes_per_round: average once in this many passes.
         communicator: the ranks.
         predivisor: of dense gradients before they are summed; averages are multiplied by it.
         check_replicas: whether the first step is to compare the parameters of all ranks.
@@ -82,7 +81,7 @@ class Gradients(Generic[A]):
         self.is_pending = False
         """Whether a pass has added to the gradients since they were averaged."""
         self.averages_at_end = False
-        """Whether the pass that is going on ends a round."""
+        """Whether the current pass ends a round."""
         self.is_learning = True
         """Whether the first pass has not ended: nothing is known yet of the order of gradients."""
         self._replaced_by = ""
@@ -107,7 +106,7 @@ class Gradients(Generic[A]):
         self._replaced_by = how
 
     def refuse_replaced(self) -> None:
-        """Of calls that would average.
+        """Refuse a call that would average.
 
         Raises:
             UsageError: others average these gradients.
@@ -172,14 +171,14 @@ class Gradients(Generic[A]):
         self.expect_round()
 
     def start_over(self) -> None:
-        """Ranks that may have made another number of steps begin anew, on all of them."""
+        """Begin anew on all ranks, which may have made different numbers of steps."""
         self.step = 0
         self.are_replicas_checked = not self._checks_replicas
         self._sums = {}
         self.expect_round()
 
     def set_passes_per_round(self, passes: int) -> None:
-        """Average in every so many-th pass from now on."""
+        """Average once in this many passes from now on."""
         self._passes_per_round = passes
 
     def replan(self) -> None:
@@ -197,7 +196,7 @@ class Gradients(Generic[A]):
         order = self.communicator.broadcast_object([*self._observed], name=f"{self.key}.order")
         if not order:
             raise ringdl.UsageError("replan() before the first backward(): call it after step()")
-        last = self._rounds.views.keys() - set(order)  # what never arrived comes last
+        last = self._rounds.views.keys() - set(order)  # those that never arrived are last
         ready = [index for index in order if index in self._rounds.views] + sorted(last)
         self._move(reversed(ready))
 
@@ -250,7 +249,7 @@ class Gradients(Generic[A]):
         return self.communicator.rank > 0 and self._is_untouched_sum(index, self._store.get(index))
 
     def _reduce(self, gradients: list[A | None]) -> dict[int, A]:
-        """End the round on all ranks; what some rank has produced, by index.
+        """End the round on all ranks; returns what some rank has produced, by index.
 
         Args:
             gradients: of these, those in views count if they are ready, and sparse ones always.

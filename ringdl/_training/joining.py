@@ -9,7 +9,7 @@ import ringdl
 
 
 class StartsOver(Protocol):
-    """What counts steps, and counts anew once all ranks have joined."""
+    """Counts steps, and counts anew once all ranks have joined."""
 
     def start_over(self) -> None: ...
 
@@ -18,7 +18,7 @@ _alive: weakref.WeakSet[StartsOver] = weakref.WeakSet()
 
 
 def starts_over(each: StartsOver) -> None:
-    """Have `join` tell this one, for as long as it lives."""
+    """Have `join` notify this one, for as long as it lives."""
     _alive.add(each)
 
 
@@ -35,7 +35,7 @@ def join(device: int = -1) -> int:
         device: ignored.
 
     Returns:
-        The rank that came last, the same on all ranks.
+        The rank that joined last, the same on all ranks.
     """
     del device
     last = ringdl.join()

@@ -140,7 +140,7 @@ def root_in(process_set: AnySet, root_rank: int) -> int:
     """The root's number in the communicator of a process set.
 
     Raises:
-        UsageError: it is not in it.
+        UsageError: it is not in the set.
     """
     if not isinstance(process_set, ProcessSet) or process_set is global_process_set:
         return root_rank
@@ -181,7 +181,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a registration back, on all ranks; whether there was one. That of all ranks stays."""
+    """Undo a registration, on all ranks; returns whether there was one. That of all ranks stays."""
     registered = _registered.get(ringdl.get_communicator(), {})
     number = process_set.process_set_id
     if number in (None, 0) or registered.get(number) is not process_set:

@@ -18,7 +18,7 @@ _ALONE_BYTES = 1 << 20
 """Larger arrays are broadcast where they are: to copy them costs more than a call."""
 
 _FUSED_BYTES = 25 << 20
-"""Smaller ones are broadcast together, up to so many bytes at once."""
+"""Smaller ones are broadcast together, up to this many bytes at once."""
 
 _ALIGNMENT = 16
 """Of an array in a flat buffer: the bytes of the largest element."""
@@ -29,7 +29,7 @@ ArraySpec: TypeAlias = tuple[str, tuple[int, ...], str]
 
 
 class Replica(Protocol):
-    """A framework's array, of any strides: what the ranks hold one of each."""
+    """A framework's array, of any strides; each rank holds one."""
 
     @property
     def nbytes(self) -> int:

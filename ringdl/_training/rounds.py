@@ -1,9 +1,9 @@
 """Views into ``ringdl.Buckets`` for gradients, and a note that travels with them.
 
-The note says at which step of the optimizer a rank is, and whether it holds a sparse gradient of
-which the others may not know. It lies behind the last gradient of the last bucket, so it costs no
-message of its own; the step is one element set out of eight, so that any difference of steps but a
-multiple of eight is seen in each dtype, after sums and averages.
+The note says at which step of the optimizer a rank is, and whether it holds a sparse gradient that
+the others may not know. It lies behind the last gradient of the last bucket, so it costs no message
+of its own; the step is one element set out of eight, so any difference of steps but a multiple of
+eight is detected in each dtype, after sums and averages.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Rounds(Generic[A]):
             has_sparse: whether it holds a sparse gradient that is not known to be sparse.
 
         Raises:
-            StallError: some rank has not come in time; call again.
+            StallError: some rank has not arrived in time; call again.
         """
         if not self._is_noted:
             self._is_noted = True
@@ -129,7 +129,7 @@ class Rounds(Generic[A]):
 
 
 def raise_out_of_step(step: int, communicator: ringdl.Communicator, name: str) -> None:
-    """Tell all ranks who is at which step. Collective, after a round that was not in step."""
+    """Raise on all ranks, naming each one's step. Collective, after a round out of step."""
     steps = communicator.allgather(np.array([step]), name=name).tolist()
     where = " and ".join(
         f"step {each + 1} on {ranks_text([r for r, other in enumerate(steps) if other == each])}"

@@ -1,4 +1,4 @@
-"""How a framework's gradients are seen and written."""
+"""How a framework's gradients are read and written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Store(ABC, Generic[A]):
         return view
 
     def version(self, gradient: A) -> Any:
-        """Another one after each write to the gradient, where the framework counts them."""
+        """Changes with each write to the gradient, where the framework counts them."""
         return None
 
     def sparse_dim(self, gradient: A) -> int:
@@ -82,7 +82,8 @@ class Store(ABC, Generic[A]):
             name: what its collectives are matched by.
 
         Returns:
-            What waits, and returns the same on all ranks; None if no rank has a gradient.
+            A function that waits, and returns the same on all ranks: the result, or None if no rank
+            has a gradient.
         """
         raise NotImplementedError
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 CACHE_MULTIPLE = 4
-"""Arrays take turns over so many times the last-level cache."""
+"""Arrays take turns over this many times the last-level cache."""
 
 ASSUMED_CACHE_BYTES = 32 << 20
-"""The last-level cache of a system that does not tell."""
+"""The last-level cache of a system that does not report it."""
 
 LEAST_SLOTS = 2
 

@@ -26,14 +26,14 @@ class Machine:
 
     Attributes:
         ranks: how many.
-        hosts: on so many hosts.
+        hosts: how many they are on.
         cpu: what the processor calls itself.
         simd: the instructions that ringdl reduces with.
         cores_usable: cores that the ranks of rank 0's host may use, together.
         cores_of_rank_0: cores that rank 0 may use; fewer if ranks are bound.
         crowded: whether there are more ranks than cores there.
         load: processes that ran or wanted to on rank 0's host, in the minute before.
-        cache_bytes: by name (``"L2"``), of one core; empty if the system does not tell.
+        cache_bytes: by name (``"L2"``), of one core; empty if the system does not report them.
         kernel: Linux's version.
         mpi: the library with its version, and the level of threads; None without MPI.
         ringdl: its version.

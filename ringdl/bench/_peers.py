@@ -30,7 +30,7 @@ COPIES = ("copyto", "stream_copy")
 """The ways to copy; the table shows the faster."""
 
 _MEETING_SECONDS = 60
-"""After so long, ranks that Gloo does not bring together end the job."""
+"""After this long, ranks that Gloo does not bring together end the job."""
 
 
 def copies() -> list[Contender]:

@@ -64,7 +64,7 @@ class Plan:
 
 
 def parse(words: Sequence[str], ranks: int) -> Plan:
-    """Read the words after ``bench``, and see whether what they ask for can be done.
+    """Read the words after ``bench``, and check that the plan can be carried out.
 
     Args:
         words: the collective and the flags.
@@ -109,8 +109,8 @@ def size_list(
     Args:
         smallest: the first.
         largest: none is larger.
-        factor: each is so many times the one before; used if ``step`` is None.
-        step: each is so many bytes larger.
+        factor: of each to the one before; used if ``step`` is None.
+        step: how many bytes each is larger.
 
     Raises:
         UsageError: there are none, or they do not grow.
@@ -216,7 +216,7 @@ def _check_writable(flag: str, path: Path) -> None:
 
 
 def _command(words: Sequence[str], files: Sequence[str | None]) -> str:
-    """The command as it can be published: without folders, which tell of a machine and a user."""
+    """The command as it can be published: without folders, which reveal a machine and a user."""
     words = list(words)
     for file in files:
         if file:

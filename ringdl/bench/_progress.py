@@ -11,7 +11,7 @@ class Progress:
     """Overwrites its own line on stderr; silent unless that is a terminal.
 
     Args:
-        shows: whether this rank is the one to tell.
+        shows: whether this rank is the one that prints.
         cases: how many there will be.
         turns: iterations of each.
     """

@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> int:
     if isinstance(planned, Plan):
         bench = _Bench(communicator, planned)
         code = bench.run()
-        bench.close()  # not after an error: the others would be waited for
+        bench.close()  # not after an error: it would wait for the others
         return code
     if communicator.rank == 0 and planned.sentence:
         print(f"ringdl: {planned.sentence}", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _agree(communicator: Communicator, words: Sequence[str]) -> Plan | _Ending:
-    """Rank 0 reads the command line and looks at its files; each rank says what it lacks."""
+    """Rank 0 reads the command line and checks its files; each rank says what it lacks."""
     own = _plan(words, communicator.size) if communicator.rank == 0 else None
     planned: Plan | _Ending = communicator.broadcast_object(own)
     if isinstance(planned, _Ending):

@@ -1,8 +1,8 @@
 """How runs are timed.
 
 Each run is timed by itself, from a barrier on, on every rank; afterwards a run's time is that of
-the slowest rank. What is compared takes turns run by run, in a balanced order, so that whatever
-else the machine does meets all of it.
+the slowest rank. What is compared takes turns run by run, in a balanced order, so that all else
+that the machine does affects them alike.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def summarize(seconds: Sequence[float]) -> Times:
 
 
 def settling_runs(size: int) -> int:
-    """How many untimed runs let a contender forget who ran before it.
+    """How many untimed runs undo the effects of the contender before.
 
     Gloo, which sleeps in the kernel, leaves cold caches and sleeping cores: 1 KiB in the run after
     it took 98 us instead of 21, after two untimed runs 26. Large arrays hardly notice.
@@ -115,10 +115,11 @@ def settling_runs(size: int) -> int:
 
 
 def order_of(turn: int, count: int) -> list[int]:
-    """Who comes when in a turn: a balanced Latin square (Williams 1949).
+    """The order of the contenders in a turn: a balanced Latin square (Williams 1949).
 
     Over 2 * count turns each has each place equally often, and follows each other equally often:
-    what one leaves behind, as a thread that is still awake, does not always meet the same one.
+    what one leaves behind, such as a thread that is still awake, does not always affect the same
+    one.
     """
     zigzag = [(k + 1) // 2 if k % 2 else -k // 2 for k in range(count)]
     order = [(turn + step) % count for step in zigzag]
@@ -141,7 +142,7 @@ def timed(
         meeting: of the ranks.
         turns: how often each runs.
         settling: runs of the same, untimed, before each of these; see `settling_runs`.
-        tick: is told the turn, outside of what is timed.
+        tick: gets the turn, outside of what is timed.
 
     Returns:
         Seconds of the slowest rank, by contender and turn.

@@ -64,7 +64,7 @@ def base_values(dtype: np.dtype[Any], op: str | None, ranks: int) -> Array:
 
 
 def expected(case: Case, base: Array, rank: int, run: int) -> list[tuple[int, Array]]:
-    """What a rank's result must be: blocks of so many elements, each repeating its values."""
+    """What a rank's result must be: blocks of a given length, each repeating its values."""
     shape, ranks = case.shape, case.ranks
 
     def of(other: int, first: int = 0) -> Array:

@@ -26,8 +26,8 @@ class AdasumDistributed(Unaveraged):
 
     Each rank steps on its own gradients. Then, for each parameter, what the ranks have changed is
     combined by `ringdl.Adasum` and added to what the parameter was. So gradients are each rank's
-    own: clip them before ``step()`` without any call, and do without GradScaler, with which ranks
-    would skip steps that others make.
+    own: clip them before ``step()`` without any call, and do without GradScaler, which would make
+    ranks skip steps that others make.
     """
 
     _ringdl_changes: Changes

@@ -21,7 +21,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     In training each forward gathers a mean and a sum of squares per channel and rank, in float64,
     and combines them in the order of the ranks, so that the running statistics have the same bits
     everywhere; each backward adds up two sums per channel. Batches may differ in length, and be
-    empty on some ranks. Otherwise as the single-process layers; ranks call them in the same order.
+    empty on some ranks. Otherwise like the single-process layers; ranks call them in the same
+    order.
 
     Args:
         num_features: channels: the extent of axis 1.

@@ -17,8 +17,8 @@ _NAME = "ringdl.torch.checkpoint"
 def save(state: Any, path: str | os.PathLike[str]) -> None:
     """Have rank 0 write what ``torch.save`` takes. Collective: returns once it is there.
 
-    The file is written beside its place and then moved there: a job that ends meanwhile leaves the
-    checkpoint before it.
+    The file is written beside its place and then moved there: a job that ends meanwhile keeps the
+    previous checkpoint.
 
     Args:
         state: as rank 0 has it; what others pass is ignored.

@@ -17,8 +17,8 @@ def reduced_closure(
     """A closure with the gradients and the loss of all ranks.
 
     The loss is reduced as the gradients are, so that a line search takes the same decisions
-    everywhere: see `ringdl._training.losses`. Each evaluation averages gradients, so ranks that
-    evaluate another number of times in a step are found out of step.
+    everywhere: see `ringdl._training.losses`. Each evaluation averages gradients, so ranks with
+    different numbers of evaluations in a step are found out of step.
 
     Args:
         closure: the script's; returns a scalar tensor, a number, or None.

@@ -1,4 +1,4 @@
-"""torch.compile: what ringdl does is run as it is, between the graphs."""
+"""torch.compile: ringdl's code runs uncompiled, between the graphs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def uncompiled(function: AnyFunction) -> AnyFunction:
     """Have torch.compile end its graph before this function, and leave all that it calls alone.
 
     As `torch.compiler.disable`, whose wrapper costs a microsecond per call and whose import takes a
-    second: here the function itself is marked, in the two places where Dynamo looks. The mark on
+    second: here the function itself is marked, in the two places that Dynamo checks. The mark on
     the code, which closures of one function share, is for frames that begin between two graphs.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]

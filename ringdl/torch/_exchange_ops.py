@@ -175,7 +175,7 @@ def alltoall_async(
         require_tensors(tensor)
         size, dealt = communicator.size, cast("Sequence[int] | None", splits)
         if splits is None and tensor.ndim > 0 and tensor.shape[0] % size == 0:
-            dealt = [tensor.shape[0] // size] * size  # so that what came is counted, too
+            dealt = [tensor.shape[0] // size] * size  # so that received rows are counted, too
         work = communicator.alltoall_async(tensor, dealt, key)
 
         def finish() -> tuple[torch.Tensor, torch.Tensor]:

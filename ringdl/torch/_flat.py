@@ -18,7 +18,7 @@ def flattened(
     """Contiguous real tensors to reduce in place of these, and what writes results back.
 
     Raises:
-        UsageError: what they are has no such reduction.
+        UsageError: such tensors have no such reduction.
     """
     flat, finishes = [], []
     for tensor in tensors:
@@ -61,12 +61,12 @@ def fill(tensor: torch.Tensor, flat: torch.Tensor) -> None:
         values = torch.view_as_complex(flat.reshape(-1, 2))
     if values.dtype != tensor.dtype:
         raise ringdl.UsageError(
-            f"{values.dtype} has come, for a tensor of {tensor.dtype}; make tensors for results of "
-            "the dtype that is sent"
+            f"{values.dtype} has arrived, for a tensor of {tensor.dtype}; make tensors for results "
+            "of the dtype that is sent"
         )
     if values.numel() != tensor.numel():
         raise ringdl.UsageError(
-            f"{values.numel()} elements have come, for a tensor of shape {tuple(tensor.shape)}; "
+            f"{values.numel()} elements have arrived, for a tensor of shape {tuple(tensor.shape)}; "
             "ranks have to pass tensors of the lengths that the others expect"
         )
     tensor.detach().copy_(values.reshape(tensor.shape))
@@ -79,7 +79,7 @@ def deal(gathered: torch.Tensor | None, outputs: Sequence[torch.Tensor]) -> None
     lengths = [_length(tensor) for tensor in outputs]
     if sum(lengths) != len(gathered):
         raise ringdl.UsageError(
-            f"{len(gathered)} elements have come, for tensors of {sum(lengths)}; ranks have to "
+            f"{len(gathered)} elements have arrived, for tensors of {sum(lengths)}; ranks have to "
             "pass tensors of the lengths that the others expect"
         )
     for tensor, part in zip(outputs, gathered.split(lengths), strict=True):  # type: ignore[no-untyped-call]
@@ -101,7 +101,7 @@ def deal_received(
 
 
 def check_alike(given: torch.Tensor, own: torch.Tensor) -> None:
-    """That a rank expects of itself what it sends.
+    """Check that a rank expects of itself what it sends.
 
     Raises:
         UsageError: it does not.
@@ -118,7 +118,7 @@ def _is_known(dtype: torch.dtype) -> bool:
 
 
 def _length(tensor: torch.Tensor) -> int:
-    """Of what `as_flat` makes of it."""
+    """The length of what `as_flat` makes of it."""
     return tensor.numel() * (1 if _is_known(tensor.dtype) else tensor.element_size())
 
 
@@ -134,4 +134,4 @@ def in_turn(finishes: Iterable[Finish]) -> Finish:
 
 
 def nothing() -> None:
-    """What has nothing to finish."""
+    """Finish nothing."""

@@ -61,8 +61,8 @@ def collective(
     """A method of all forms that C++'s bindings offer.
 
     They take tensors, and then an options object or, each by position or by name, what is in
-    ``rest``. The method itself gets the tensors and an `Asked`. Its work waits for as long as that
-    says, and is an event of torch's profilers until it ends.
+    ``rest``. The method itself gets the tensors and an `Asked`. Its work waits for as long as the
+    latter says, and is an event of torch's profilers until it ends.
 
     Args:
         event: what profilers call it.

@@ -56,8 +56,8 @@ def _as_torch_error(error: Exception) -> Exception:
 class Recording:
     """An event of torch's profilers, from the call until the work has ended.
 
-    It is ended by another thread than that which began it, as Gloo's are; where there is none, by
-    who waits.
+    Another thread than the one that began it ends it, as with Gloo; where there is none, the
+    waiting thread does.
     """
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
@@ -79,7 +79,7 @@ class Recording:
             self._is_over.set()
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         self._is_over.wait()
 
 
@@ -106,7 +106,7 @@ class DistributedWork(c10d.Work):
         self._recording: Recording | None = None
 
     def begun(self, timeout: float | None, recording: Recording | None) -> None:
-        """What the call said of its time, in seconds, and the event that ends with the work."""
+        """Take the call's timeout, in seconds, and the event that ends with the work."""
         if timeout is not None:
             for work in _works_of(self.handle):
                 work._timeout = timeout
@@ -121,7 +121,7 @@ class DistributedWork(c10d.Work):
             _dropped.append(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until the results are there."""
+        """Wait until the results are there."""
         self._is_awaited = True
         try:
             self.handle.wait(timeout.total_seconds() if timeout else None)
@@ -167,7 +167,7 @@ class DistributedWork(c10d.Work):
         return self._results
 
     def source_rank(self) -> int:
-        """The group's rank that a received message has come from.
+        """The group's rank that a received message has arrived from.
 
         Raises:
             UsageError: this is no receive, or it has not ended.
@@ -180,11 +180,11 @@ class DistributedWork(c10d.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future:
-        """What is done, with the results, once the collectives have ended.
+        """A future that is done, with the results, once the collectives have ended.
 
-        Futures are completed by a thread, in the order in which their works end, and so run their
-        callbacks; what a callback asks for is waited for at once, as is everything where MPI does
-        not give MPI_THREAD_MULTIPLE, and what was waited for already.
+        A thread completes futures, in the order in which their works end, and so runs their
+        callbacks. A future that a callback asks for is waited for at once, as is every future where
+        MPI does not give MPI_THREAD_MULTIPLE, and one whose work was waited for already.
         """
         is_over = self._is_awaited and self.handle.done()
         self._is_awaited = True
@@ -212,9 +212,9 @@ _Deliver = Callable[[Exception | None], None]
 
 
 class _Completer(threading.Thread):
-    """Waits for the works of one engine whose ends others want to hear of.
+    """Waits for the works of one engine whose ends others need to know.
 
-    C++ waits for futures in its own way, and looks for no work.
+    C++ waits for futures in its own way, and polls no work.
     """
 
     def __init__(self, engine: _engine.Communicator) -> None:
@@ -227,13 +227,13 @@ class _Completer(threading.Thread):
     def add(self, entry: _Entry | None) -> None:
         """An entry; None ends the thread once it has nothing to wait for."""
         self._new.put(entry)
-        self.engine.tell_news()
+        self.engine.notify()
 
     def run(self) -> None:
-        """Until it is told to end, or the program does."""
+        """Run until `add` gets None, or the program ends."""
         is_wanted = True
         while is_wanted or self._entries:
-            seen = self.engine.news
+            seen = self.engine.notifications
             while not self._new.empty() or not self._entries:
                 entry = self._new.get()
                 if entry is None:

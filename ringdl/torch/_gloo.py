@@ -1,4 +1,4 @@
-"""Says when torch.distributed goes by Gloo in a program that has imported ringdl's backend.
+"""Warns when torch.distributed uses Gloo in a program that has imported ringdl's backend.
 
 Trainers choose a backend themselves: on CPUs it is Gloo, whatever was imported.
 """
@@ -25,8 +25,8 @@ _MESSAGE = (
 def warn_of_gloo() -> None:
     """From now on, warn once if the default process group is made with Gloo for CPU tensors.
 
-    Only on rank 0, and not of groups for other purposes beside the default one. Who has imported
-    ``init_process_group`` itself before is not warned.
+    Only on rank 0, and not of groups for other purposes beside the default one. A script that has
+    imported ``init_process_group`` itself before is not warned.
     """
     original = dist.init_process_group
 

@@ -117,7 +117,7 @@ class ParameterGradients(Store[torch.Tensor]):
 
 
 class Hooks:
-    """Tell `Gradients` what autograd does.
+    """Notify `Gradients` of what autograd does.
 
     The hooks on the parameters refer to this weakly and are removed with it.
     """
@@ -193,7 +193,7 @@ class Hooks:
 
 
 def find_owner(parameter: torch.Tensor) -> Hooks | None:
-    """Who averages this parameter already, if anybody does."""
+    """The hooks that average this parameter already, if any."""
     return _owners.get(id(parameter))
 
 
@@ -223,7 +223,7 @@ def _refuse_unfit(name: str, parameter: torch.Tensor) -> None:
 
 
 def _spec(name: str, parameter: torch.Tensor) -> Spec:
-    """What buckets are told of a gradient: a complex one is pairs of real numbers to them."""
+    """A gradient's spec for the buckets: a complex one is pairs of real numbers to them."""
     like = torch.empty_like(parameter, device="meta")
     if like.is_complex():
         like = torch.view_as_real(like)

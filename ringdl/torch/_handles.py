@@ -169,10 +169,10 @@ def _started(
 
 
 def require_tensors(*tensors: Any) -> None:
-    """Of what collectives of this package are called with.
+    """Check the arguments of collectives of this package.
 
     Raises:
-        UsageError: something else.
+        UsageError: one is no tensor.
     """
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
@@ -201,7 +201,7 @@ def synchronize(handle: Any) -> Any:
 
     Raises:
         MismatchError: ranks disagree; raised on all of them.
-        StallError: some rank has not come in time.
+        StallError: some rank has not arrived in time.
         UsageError: it is no such thing.
     """
     if hasattr(handle, "wait"):

@@ -49,13 +49,13 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
 
     Returns the very same object, its class changed to a subclass: learning-rate schedulers, hooks
     and references made before stay valid, and ``state_dict()`` is what it was. An optimizer may be
-    wrapped again, and so may its parameters, in another one: that replaces what was before, whose
-    ``step()`` is then refused. So a notebook's cell can run twice. Gradients are
-    averaged when ``backward()`` returns, so clipping needs no extra call. ``step()`` joins the
-    averaging on a rank that had no backward (its gradients count as zeros), and averages what fewer
-    passes than ``backward_passes_per_step`` have left: where that may be, call ``synchronize()`` on
-    all ranks before gradients are clipped or unscaled. The first ``step()`` compares the parameters
-    of all ranks. A gradient that no rank produced stays None.
+    wrapped again, and so may its parameters, in another one: that replaces the earlier wrapper,
+    whose ``step()`` is then refused. So a notebook's cell can run twice. Gradients are averaged
+    when ``backward()`` returns, so clipping needs no extra call. ``step()`` joins the averaging on
+    a rank that had no backward (its gradients count as zeros), and averages what fewer passes than
+    ``backward_passes_per_step`` have left: where that may be, call ``synchronize()`` on all ranks
+    before gradients are clipped or unscaled. The first ``step()`` compares the parameters of all
+    ranks. A gradient that no rank produced stays None.
 
     A second backward before ``step()`` adds to the averaged gradients and averages again; with
     ``op=Sum`` that counts the earlier ones once per rank, so accumulate under ``no_sync()`` there.
@@ -79,15 +79,15 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             position in it.
         compression: ``Compression.bf16`` or ``.fp16``: what float32 gradients travel as between
             hosts, half as many bytes; sums are formed in float32.
-        backward_passes_per_step: average only in every so many-th backward; gradients are summed
-            over the passes.
+        backward_passes_per_step: average only once in this many backward passes; gradients are
+            summed over them.
         op: Average or Sum. Or Adasum: each rank steps on its own gradients, and what the steps
             have changed is combined, parameter by parameter (see `ringdl.AdasumOp`); a learning
             rate for one rank then serves many.
         gradient_predivide_factor: gradients are divided by it before they are summed, and the
             averages multiplied by it: so that sums of 16-bit gradients stay in range. For Average.
-        num_groups: taken, and without effect, as is `groups`: which gradients travel together is
-            the buckets' matter, and does not change any value.
+        num_groups: accepted, but without effect, like `groups`: the buckets decide which gradients
+            travel together, which does not change any value.
         groups: as `num_groups`.
         sparse_as_dense: average sparse gradients as dense ones, like all others. They stay dense,
             but for SparseAdam, which takes sparse ones only.
@@ -178,10 +178,10 @@ class Distributed(Wrapped):
     def replan(self) -> None:
         """Put gradients into buckets in the order in which rank 0's first backward made them.
 
-        They are in the reverse order of registration at first, which models whose layers are
-        registered in another order than they are used in do not follow: then little is averaged
-        while ``backward()`` runs. Call it on all ranks after the first ``step()``; the views move.
-        Sums of floats may be rounded in another way from then on. Collective.
+        At first they are in the reverse order of registration. If a model uses its layers in
+        another order, little is averaged while ``backward()`` runs. Call it on all ranks after the
+        first ``step()``; the views move. Sums of floats may be rounded differently from then on.
+        Collective.
 
         Raises:
             UsageError: there was no backward, or gradients are being averaged.
@@ -198,7 +198,7 @@ class Distributed(Wrapped):
             self._ringdl_skips = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Average only in every so many-th backward from now on; the same on all ranks."""
+        """Average only once in this many backward passes from now on; the same on all ranks."""
         refuse_passes(passes)
         self._ringdl_gradients.set_passes_per_round(passes)
 
@@ -209,7 +209,7 @@ class Distributed(Wrapped):
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ever; and a rank without a backward after it joins in ``step()``."""
+        """Zero the gradients; a rank without a backward after it joins in ``step()``."""
         super().zero_grad(set_to_none)
         self._ringdl_gradients.expect_round()
 
@@ -306,7 +306,7 @@ def _name_parameters(
             raise ringdl.UsageError(
                 "named_parameters must be (name, parameter) pairs, as model.named_parameters() is"
             )
-    # A tied parameter may come under several names; the first one stays.
+    # A tied parameter may have several names; the first one stays.
     unique = {
         id(parameter): (name, parameter)
         for name, parameter in reversed(named)
@@ -327,7 +327,7 @@ def _name_parameters(
 
 
 def _replace(named: NamedParameters) -> None:
-    """A gradient lives in one bucket: who averaged these parameters before does no longer."""
+    """A gradient lives in one bucket: earlier hooks stop averaging these parameters."""
     for _, parameter in named:
         owner = find_owner(parameter)
         if owner is not None:

@@ -85,7 +85,7 @@ class ProcessGroup(dist.ProcessGroup):
             )
         own, shape = tensor.detach().coalesce(), tuple(tensor.shape)
         self._sparse_count += 1
-        name = f"sparse all_reduce {self._sparse_count} of {shape}"  # ranks that differ are told so
+        name = f"sparse all_reduce {self._sparse_count} of {shape}"  # errors name it
         indices = self.communicator.allgather_async(own.indices().t().contiguous(), f"{name}: rows")
         values = self.communicator.allgather_async(own.values().contiguous(), f"{name}: values")
         divisor = self.communicator.size if op == ringdl.Average else 1
@@ -314,13 +314,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     @collective("barrier", rest=("timeout",))
     def barrier(self, _: Asked) -> DistributedWork:
-        """Ends once all ranks have come."""
+        """Ends once all ranks have arrived."""
         return DistributedWork([self.communicator.barrier_async()], nothing, [])
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier that is waited for; who does not come is named in any case."""
+        """A barrier that is waited for; ranks that do not arrive are named in any case."""
         self.barrier(timeout=timeout).wait()
 
     def send(
@@ -410,7 +410,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of works that name none, from the next one on."""
+        """Set that of works that name none, from the next one on."""
         self.communicator._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -448,7 +448,7 @@ class ProcessGroup(dist.ProcessGroup):
         return "ringdl"
 
     def abort(self) -> None:
-        """Nothing: who waits for a rank that is gone gets an error."""
+        """Nothing: a wait for a rank that is gone raises an error."""
 
     def shutdown(self) -> None:
         """The communicator stays: it ends with the program, or with ``ringdl.shutdown()``."""

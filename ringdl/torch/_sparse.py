@@ -31,8 +31,8 @@ def begin_sparse(
         name: what the allgathers are matched by.
 
     Returns:
-        What waits, and returns a coalesced tensor, the same bits on all ranks, or None if no rank
-        has a gradient.
+        A function that waits, and returns a coalesced tensor, the same bits on all ranks, or None
+        if no rank has a gradient.
     """
     shape, dtype = tuple(like.shape), like.dtype
     if gradient is None:

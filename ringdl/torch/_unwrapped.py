@@ -25,8 +25,8 @@ _is_watching = False
 def watch(parameters: Iterable[torch.Tensor]) -> None:
     """Warn if an optimizer steps on these twice, and nothing was communicated in between.
 
-    They are the same on all ranks now, and would not stay so. Whoever averages gradients by hand is
-    left alone.
+    They are the same on all ranks now, and would not stay so. A script that averages gradients by
+    hand is left alone.
     """
     global _is_watching
     alive = [memory for memory in _replicated if not memory.expired()]  # type: ignore[no-untyped-call]

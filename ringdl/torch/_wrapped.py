@@ -15,7 +15,7 @@ class Wrapped(torch.optim.Optimizer):
     """What a wrapped optimizer's class inherits from, besides its own. Never constructed.
 
     Exported as ``WrappedOptimizer``: where a type checker does not know that an optimizer was
-    wrapped, ``assert isinstance(optimizer, hvd.WrappedOptimizer)`` tells it.
+    wrapped, ``assert isinstance(optimizer, hvd.WrappedOptimizer)`` shows it.
     """
 
     _ringdl_named_parameters: list[tuple[str, torch.Tensor]]
@@ -23,7 +23,7 @@ class Wrapped(torch.optim.Optimizer):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """By parameter, its name: MPI training scripts look there."""
+        """The name of each parameter: MPI training scripts read it here."""
         return {parameter: name for name, parameter in self._ringdl_named_parameters}
 
     if TYPE_CHECKING:  # what the kinds have
@@ -49,7 +49,7 @@ class Wrapped(torch.optim.Optimizer):
 
 
 class Unaveraged(Wrapped):
-    """Gradients are each rank's own: what is about averaging them does nothing."""
+    """Gradients are each rank's own: methods that would average them do nothing."""
 
     def synchronize(self) -> None:
         """Nothing."""
@@ -73,11 +73,11 @@ class Unaveraged(Wrapped):
 
 
 class Alone(Unaveraged):
-    """Of a rank that is not in the process set: it steps on its own gradients."""
+    """For a rank that is not in the process set: it steps on its own gradients."""
 
 
 def refuse_passes(passes: int) -> None:
-    """Of ``backward_passes_per_step``.
+    """Check ``backward_passes_per_step``.
 
     Raises:
         UsageError: it is not positive.

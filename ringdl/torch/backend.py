@@ -3,12 +3,11 @@
     import ringdl.torch.backend
     torch.distributed.init_process_group("ringdl")
 
-Under mpirun, ``python -m ringdl run`` or torchrun, with torch 2.10 or newer, these then talk by
-ringdl: DistributedDataParallel, FSDP2 (``fully_shard``), ZeroRedundancyOptimizer, distributed
-checkpoints and functional collectives. The import calls `ringdl.init`, and sets what
-``torch.distributed`` reads where it is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-GROUP_RANK, MASTER_ADDR and MASTER_PORT. Collective. In a child of ``multiprocessing``,
-init_process_group does so instead.
+Under mpirun, ``python -m ringdl run`` or torchrun, with torch 2.10 or newer, these then use ringdl:
+DistributedDataParallel, FSDP2 (``fully_shard``), ZeroRedundancyOptimizer, distributed checkpoints
+and functional collectives. The import calls `ringdl.init`, and sets what ``torch.distributed``
+reads where it is not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR
+and MASTER_PORT. Collective. In a child of ``multiprocessing``, init_process_group does so instead.
 """
 
 from __future__ import annotations
@@ -82,9 +81,9 @@ def _port_of(bound: socket.socket) -> int:
 
 
 def _next_port(communicator: ringdl.Communicator) -> Callable[[], None]:
-    """What puts another MASTER_PORT in the place of this one, where it is ours. Collective.
+    """A function that replaces this MASTER_PORT by another, where it is ours. Collective.
 
-    To be called when the group of all ranks is destroyed. A rank that is fast would else join the
+    To be called when the group of all ranks is destroyed. Otherwise a fast rank would join the
     store of the old group for its next one, before rank 0 has closed it, and wait there for ever.
     The port is agreed on beforehand: ranks destroy their groups without asking each other.
     """
@@ -127,10 +126,10 @@ def _make_group(options: Any, _: Any) -> ProcessGroup:
 
 
 def _leave_parents_store() -> None:
-    """In a child of a rank: torch asks for its store before it asks ringdl, which refuses.
+    """In a child of a rank: torch opens its store before it calls ringdl, which refuses.
 
-    The child of rank 0 would try to serve that store again, and fail by its port. So it is told of
-    one of its own.
+    The child of rank 0 would try to serve that store again, and fail by its port. So it gets one of
+    its own.
     """
     with _free_port() as free:
         alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(_port_of(free))}
@@ -147,6 +146,6 @@ dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=
 # of the group for a backend, which a group that is written in Python does not have.
 _recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
 _recording.add("ringdl")
-# Where DistributedDataParallel looks for it: torch offers no other way to its buckets' memory.
+# DistributedDataParallel takes it from there: torch offers no other way to its buckets' memory.
 dist.Reducer = Reducer  # type: ignore[attr-defined]
 warn_of_gloo()

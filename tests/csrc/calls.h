@@ -10,8 +10,9 @@
 #include "base/clock.h"
 #include "engine/driver.h"
 #include "engine/gradient_buckets.h"
+#include "ranks.h"
 
-/// What tests of several ranks call again and again.
+/// What tests of several ranks share.
 namespace ringdl::check {
 
 using Shared = std::shared_ptr<Driver>;
@@ -28,7 +29,7 @@ inline void pause_ms(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
-/// Until `condition` holds, but no longer than five seconds.
+/// Waits until `condition` holds, at most five seconds.
 template <class Condition>
 void until(const Condition& condition) {
   for (int i = 0; i < 5000 && !condition(); ++i) pause_ms(1);
@@ -37,8 +38,7 @@ void until(const Condition& condition) {
 /// One gradient in one bucket, summed.
 inline std::unique_ptr<GradientBuckets> one_bucket(const Shared& driver, int64_t count) {
   const std::vector<GradientSpec> specs{{"g", {count}, DType::kFloat32, {}}};
-  return std::make_unique<GradientBuckets>(driver, specs, plan_buckets(specs, 1 << 20, 1 << 20),
-                                           Reduction::kSum, 0, driver->group_of_all_ranks());
+  return make_buckets(driver, specs, plan_buckets(specs, 1 << 20, 1 << 20));
 }
 
 }  // namespace ringdl::check

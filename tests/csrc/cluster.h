@@ -11,7 +11,7 @@
 
 namespace ringdl::check {
 
-/// A clock that goes on when it is told to.
+/// A clock that the test moves.
 class TestClock final : public Clock {
  public:
   int64_t now_ns() const override { return now_ns_; }
@@ -40,8 +40,8 @@ class Cluster {
     for (const auto& engine : engines_) act(*engine);
   }
 
-  /// Polls all until `done`; so much of the clock's time passes at each round.
-  /// @returns whether it came to that within `time_ns`
+  /// Polls all until `done`; each round advances the clock by `step_ns`.
+  /// @returns whether it was done within `time_ns`
   bool poll_until(const std::function<bool()>& done, int64_t time_ns = kSecond,
                   int64_t step_ns = kMicrosecond) {
     const int64_t end = clock_.now_ns() + time_ns;

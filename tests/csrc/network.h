@@ -18,9 +18,8 @@ namespace ringdl::check {
 /// handed over is not touched, and not handed over twice, before it has ended.
 ///
 /// It steps a rank again only after one of its messages or operations has ended, unless the rank
-/// works in memory that others write to. Sends may end
-/// before they are received, or only then; which, the seed decides. Nothing is taken from an edge
-/// whose two ends do not have the same header.
+/// works in memory that others write to. Sends may end before they are received, or only then, as
+/// the seed decides. Nothing is taken from an edge whose two ends do not have the same header.
 class Network {
  public:
   Network(int size, uint64_t seed)
@@ -38,8 +37,7 @@ class Network {
     }
   }
 
-  /// What a rank copies and reduces by: with every other seed a device, on which that happens
-  /// later.
+  /// The executor of a rank: with every other seed a device, which carries operations out later.
   Executor& executor(int rank) {
     if (seed_ % 2 == 0) return cpu_executor();
     return *devices_[static_cast<size_t>(rank)];
@@ -55,7 +53,7 @@ class Network {
   int64_t most_sends = 0;        // that were in flight on one edge at once
   int64_t most_receives = 0;
 
-  /// Runs one collective; element r is rank r's part. False if it stands still before all are done.
+  /// Runs one collective; element r is rank r's part. False if it stops before all are done.
   bool run(const std::vector<std::unique_ptr<Collective>>& parts) {
     touched_.assign(parts.size(), true);
     std::vector<bool> done(parts.size(), false);
@@ -107,7 +105,7 @@ class Network {
     std::vector<Message> messages;
     size_t sends = 0;
     size_t receives = 0;
-    size_t sends_ended = 0;  // the first so many
+    size_t sends_ended = 0;  // counted in order
     size_t arrived = 0;
   };
 

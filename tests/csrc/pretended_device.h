@@ -10,9 +10,9 @@
 
 namespace ringdl::check {
 
-/// An executor that carries nothing out before it is polled, or told to: as a device does, in
-/// ordinary memory. Whoever looks at what an operation writes too early, or writes what it reads,
-/// finds other bits.
+/// An executor that carries nothing out before it is polled, or asked to: as a device does, in
+/// ordinary memory. Reading what an operation writes too early, or writing what it reads, gives
+/// other bits.
 class PretendedDevice final : public Executor {
  public:
   explicit PretendedDevice(uint64_t seed) : random_(seed) {}
@@ -52,7 +52,7 @@ class PretendedDevice final : public Executor {
   }
 
  protected:
-  // Every other time it has got on.
+  // It makes progress every other time.
   bool poll(Ticket ticket) override {
     if (done_ < ticket && polls_itself && random_() % 2 == 0) carry_out_next();
     return done_ >= ticket;

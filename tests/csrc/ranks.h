@@ -44,27 +44,29 @@ inline std::vector<std::shared_ptr<SegmentWindow>> connected_windows(int size, s
   return connected_windows(std::vector<int>(static_cast<size_t>(size), 0), bytes);
 }
 
-/// Collective: makes buckets, and tells all ranks where they are if they share memory.
+/// Collective: makes buckets, and announces their places to all ranks if they share memory.
 inline std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Driver>& driver,
                                                      const std::vector<GradientSpec>& specs,
-                                                     BucketPlan plan, int64_t first_number = 0) {
-  auto buckets = std::make_unique<GradientBuckets>(driver, specs, std::move(plan), Reduction::kSum,
-                                                   first_number, driver->group_of_all_ranks());
-  std::vector<int64_t> own = buckets->places();
-  if (own.empty()) return buckets;
-  Call call;
-  call.kind = Kind::kAllgather;
-  call.dtype = DType::kInt64;
-  call.shape = {1, static_cast<int64_t>(own.size())};
-  const auto work = driver->submit(call, own.data());
-  driver->wait(work, std::numeric_limits<int64_t>::max() / 2);
-  const auto* all = reinterpret_cast<const int64_t*>(work->collective->gathered()->data.data());
-  std::vector<std::vector<int64_t>> places;
-  for (int rank = 0; rank < driver->size(); ++rank, all += own.size()) {
-    places.emplace_back(all, all + own.size());
+                                                     BucketPlan plan, int64_t first_number = 0,
+                                                     Reduction reduction = Reduction::kSum) {
+  const SharedGroup& group = driver->group_of_all_ranks();
+  auto memory = std::make_unique<BucketMemory>(*driver, plan, group);
+  std::vector<int64_t> own = memory->places();
+  BucketMemory::Places places;
+  if (!own.empty()) {
+    Call call;
+    call.kind = Kind::kAllgather;
+    call.dtype = DType::kInt64;
+    call.shape = {1, static_cast<int64_t>(own.size())};
+    const auto work = driver->submit(call, own.data());
+    driver->wait(work, std::numeric_limits<int64_t>::max() / 2);
+    const auto* all = reinterpret_cast<const int64_t*>(work->collective->gathered()->data.data());
+    for (int rank = 0; rank < driver->size(); ++rank, all += own.size()) {
+      places.emplace_back(all, all + own.size());
+    }
   }
-  buckets->connect(places);
-  return buckets;
+  return std::make_unique<GradientBuckets>(driver, specs, std::move(plan), std::move(memory),
+                                           places, reduction, first_number, group);
 }
 
 using DriverBody = std::function<void(const std::shared_ptr<Driver>&)>;

@@ -2,7 +2,7 @@
 
     endings.py HOW [late | again]
 
-With "late", they have come to their end and wait for it there; with "again", they call once more
+With "late", they have reached their end and wait for it there; with "again", they call once more
 after a RankFailedError.
 """
 

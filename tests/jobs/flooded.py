@@ -1,4 +1,4 @@
-"""Rank 0 looks for messages only after hundreds of them have come."""
+"""Rank 0 looks for messages only after hundreds of them have arrived."""
 
 import mpi4py
 

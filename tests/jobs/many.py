@@ -55,7 +55,7 @@ if rank == late:
             time.sleep(0.05)
 else:
     work = ringdl.allreduce_async(np.ones(100_000), ringdl.Sum, "late")
-    with expect(ringdl.StallError, f": rank {late} has not come ("):
+    with expect(ringdl.StallError, f": rank {late} has not arrived ("):
         work.wait(timeout=4)
     (folder / f"stalled {rank}").touch()
 sent.append(comm.stats()["messages_sent"])

@@ -15,7 +15,7 @@ SECONDS = {"allreduce": 10, "barrier": 2, "broadcast": 2, "buckets": 2}
 
 
 def measured(late_seconds: float, wait: Callable[[], object]) -> float:
-    """CPU seconds per second, of this process, until all ranks have come."""
+    """CPU seconds per second, of this process, until all ranks have arrived."""
     ringdl.barrier()
     time.sleep(0.2)  # what the barrier left behind is over
     cpu, begin = time.process_time(), time.monotonic()

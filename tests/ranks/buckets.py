@@ -226,7 +226,7 @@ def check_rank_ahead(comm: Communicator) -> None:
 
 @needs(ranks=2)
 def check_stalled_round(comm: Communicator) -> None:
-    """A wait that times out names the rank that has not come; the round goes on."""
+    """A wait that times out names the rank that has not arrived; the round goes on."""
     late = comm.size - 1
     buckets = make(comm, op=ringdl.Sum)
     views = buckets.views()
@@ -237,7 +237,7 @@ def check_stalled_round(comm: Communicator) -> None:
     for index in range(1, len(views)):
         buckets.ready(index)
     if comm.rank != late:
-        with expect(ringdl.StallError, f"rank {late} has not come", "gradient bucket"):
+        with expect(ringdl.StallError, f"rank {late} has not arrived", "gradient bucket"):
             buckets.wait(timeout=0.6)
         with expect(ringdl.UsageError, "too late"):
             buckets.ready(0)

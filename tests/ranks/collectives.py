@@ -92,7 +92,7 @@ def check_broadcast_object(comm: Communicator) -> None:
 
 @needs(ranks=2)
 def check_barrier(comm: Communicator) -> None:
-    """Nobody leaves before the last one has come, whoever that is."""
+    """Nobody leaves before the last one has arrived, whoever that is."""
     for late in range(comm.size):
         if comm.rank == late:
             time.sleep(0.05)

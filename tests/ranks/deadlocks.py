@@ -16,7 +16,7 @@ SOON = 5.0
 def poll(comm: Communicator, source: int, name: str) -> None:
     """Take a message without ever waiting for it: who looks now and then is not blocked."""
     work = comm.recv_async_(np.zeros(1), source, name)
-    assert until(work.done, 20.0), f"{name} has not come"
+    assert until(work.done, 20.0), f"{name} has not arrived"
     work.wait()
 
 
@@ -49,7 +49,7 @@ def check_all_send_before_they_receive(comm: Communicator) -> None:
 
 @needs(ranks=2, seconds=True)
 def check_groups_crosswise(comm: Communicator) -> None:
-    """Ranks 0 and 1 each wait in a group where the other one does not come."""
+    """Ranks 0 and 1 each wait in a group where the other one does not arrive."""
     pair = [comm.group([0, 1]), comm.group([1, 0])]
     if comm.rank < 2:
         for name in ("crossed", None):

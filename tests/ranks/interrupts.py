@@ -66,7 +66,7 @@ def check_every_wait_is_interrupted(comm: Communicator) -> None:
         elif comm.rank == comm.size - 1:
             comm.barrier("go on")
             call()
-        else:  # has come, too
+        else:  # has arrived, too
             work = call_async()
             comm.barrier("go on")
             work.wait()

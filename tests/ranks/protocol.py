@@ -165,7 +165,7 @@ def check_stall_names_the_late_rank(comm: Communicator) -> None:
         else:
             work = comm.allreduce_async_(mine, ringdl.Sum, name)
             begin = time.monotonic()
-            with expect(ringdl.StallError, f"'{name}'", f"rank {late} has not come", "1.0 s"):
+            with expect(ringdl.StallError, f"'{name}'", f"rank {late} has not arrived", "1.0 s"):
                 work.wait(timeout=1)
             assert 0.9 < time.monotonic() - begin < 1.8
             assert not work.done()
@@ -178,9 +178,9 @@ def check_stall_of_a_call_without_work(comm: Communicator) -> None:
     if comm.rank == 0:
         time.sleep(1.0)
     else:
-        with expect(ringdl.StallError, "rank 0 has not come"):
+        with expect(ringdl.StallError, "rank 0 has not arrived"):
             comm.barrier(name="given up", timeout=0.3)
-        with expect(ringdl.StallError, "rank 0 has not come"):
+        with expect(ringdl.StallError, "rank 0 has not arrived"):
             comm.broadcast(np.ones(100_000), 0, name="given up too", timeout=0.3)
     if comm.rank == 0:
         comm.barrier(name="given up")

@@ -144,7 +144,7 @@ def check_a_late_rank(comm: Communicator) -> None:
         work = comm.allreduce_async_(x, ringdl.Sum, "late")
     else:
         work = comm.allreduce_async_(x, ringdl.Sum, "late")
-        with expect(ringdl.StallError, f"rank {late} has not come"):
+        with expect(ringdl.StallError, f"rank {late} has not arrived"):
             work.wait(timeout=0.3)
     assert (work.wait() == comm.size * (comm.size + 1) / 2).all()
 

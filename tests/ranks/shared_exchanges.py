@@ -221,9 +221,9 @@ def check_a_late_rank(comm: Communicator) -> None:
         x[...] = rank
         if rank != late:
             work = start()
-            with expect(ringdl.StallError, f"{kind} 'late'", f"rank {late} has not come"):
+            with expect(ringdl.StallError, f"{kind} 'late'", f"rank {late} has not arrived"):
                 work.wait(timeout=1.0)
-            assert (x == rank).all() or not is_shared, "written before all have come"
+            assert (x == rank).all() or not is_shared, "written before all have arrived"
         comm.allreduce(np.zeros(1), name="now come")
         if rank == late:
             work = start()

@@ -386,7 +386,7 @@ def check_what_ranks_disagree_on(comm: Communicator) -> None:
     dist.all_to_all_single(output, sent, counts, [len(sent) // comm.size] * comm.size)
     with expect(ringdl.UsageError, "rank 0 has sent 3 elements, for a tensor of 1"):
         dist.all_to_all_single(output, sent, counts[::-1], [len(sent) // comm.size] * comm.size)
-    with expect(ringdl.UsageError, "torch.float32 has come, for a tensor of torch.int32"):
+    with expect(ringdl.UsageError, "torch.float32 has arrived, for a tensor of torch.int32"):
         dist.all_gather_into_tensor(torch.empty(comm.size, dtype=torch.int32), torch.ones(1))
 
 

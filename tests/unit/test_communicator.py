@@ -58,7 +58,7 @@ def test_results_by_rank(run_ranks) -> None:
 
 
 def test_a_failing_rank_is_reported(run_ranks) -> None:
-    """The tests can fail: a wrong reference on one rank, and a rank that does not come."""
+    """The tests can fail: a wrong reference on one rank, and a rank that does not arrive."""
 
     def wrong(comm: Communicator) -> None:
         assert comm.allreduce(np.ones(3), ringdl.Sum)[0] == (3 if comm.rank else 4)

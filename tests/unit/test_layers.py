@@ -16,7 +16,7 @@ CSRC = {
     "bucket": {"base"},
     "collective": {"base", "reduce", "transport"},
     "engine": {"base", "reduce", "transport", "bucket", "collective"},
-    "binding": {"base", "reduce", "transport", "bucket", "engine"},
+    "binding": {"base", "reduce", "transport", "bucket", "collective", "engine"},
 }
 
 # What each group of collective/ may include, besides itself and what lies in collective/ itself.

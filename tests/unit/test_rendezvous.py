@@ -51,7 +51,7 @@ def test_all_hear_the_same(size: int) -> None:
 
 
 def test_the_ranks_that_have_not_come_are_named() -> None:
-    with pytest.raises(StallError, match=r"rank 1 of 3 .* the ranks \[0, 2\] have not come"):
+    with pytest.raises(StallError, match=r"rank 1 of 3 .* the ranks \[0, 2\] have not arrived"):
         meet(Store(), "a", job(1, 3), "x", 0.05)
 
 

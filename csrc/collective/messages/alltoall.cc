@@ -7,8 +7,8 @@
 namespace ringdl {
 namespace {
 
-// Steps that may be under way at once on a rank. None waits forever: of the oldest step that any
-// rank has not finished, both ends have finished all steps before, so both are at it.
+// Steps that may be under way at once on a rank. None waits forever: both ends of the oldest step
+// that any rank has not finished have finished all steps before it, so both work on it.
 constexpr size_t kOverlap = 8;
 
 template <class Block>

@@ -10,11 +10,11 @@ namespace ringdl {
 
 /// Sends each rank a block of its own and collects the blocks meant for this rank, in rank order.
 ///
-/// Every pair of ranks first tells each other the lengths, eight bytes, and then exchanges the
-/// blocks in segments, pairwise (Thakur, Rabenseifner & Gropp 2005): in step s a rank sends to rank
-/// + s and receives from rank - s. Some steps overlap, so that a slow pair does not hold up others.
+/// Every pair of ranks first exchanges the lengths, eight bytes, and then the blocks in segments,
+/// pairwise (Thakur, Rabenseifner & Gropp 2005): in step s a rank sends to rank + s and receives
+/// from rank - s. Some steps overlap, so that a slow pair does not hold up others.
 ///
-/// No rank can finish while two disagree: each hears a length from every other one.
+/// No rank can finish while two disagree: each receives a length from every other one.
 class Alltoall final : public Collective {
  public:
   /// @param data        the blocks for rank 0, 1, ... one after the other; the caller's, only read
@@ -39,14 +39,14 @@ class Alltoall final : public Collective {
   int size_;
   size_t segment_bytes_;
   bool lengths_begun_ = false;
-  int heard_ = 0;  // lengths that are here, in the order of the steps
+  int heard_ = 0;  // lengths received, in the order of the steps
   bool blocks_begun_ = false;
   Gathered result_;
-  Executor::Ticket copied_ = Executor::kDone;  // the own block
+  Executor::Ticket copied_ = Executor::kDone;  // this rank's block
   std::vector<OutgoingBlock> outgoing_;        // in the order of the steps
   std::vector<IncomingBlock> incoming_;
-  size_t out_ = 0;  // the first so many have left
-  size_t in_ = 0;   // the first so many have arrived
+  size_t out_ = 0;  // blocks that have left, counted in order
+  size_t in_ = 0;   // blocks that have arrived, counted in order
 };
 
 }  // namespace ringdl

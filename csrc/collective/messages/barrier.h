@@ -7,8 +7,8 @@ namespace ringdl {
 
 /// Ends on no rank before all ranks have begun with the same arguments.
 ///
-/// Dissemination (Hensgen, Finkel & Manber 1988): in round k rank r tells rank r + 2^k and hears
-/// from rank r - 2^k, ceil(log2 P) rounds. Round 0 is the header that each rank sends to the next
+/// Dissemination (Hensgen, Finkel & Manber 1988): in round k rank r notifies rank r + 2^k and waits
+/// for rank r - 2^k, ceil(log2 P) rounds. Round 0 is the header that each rank sends to the next
 /// anyway; a rank goes on to round 1 only if it agrees, so one wrong rank holds up all.
 class Barrier final : public Collective {
  public:
@@ -17,10 +17,10 @@ class Barrier final : public Collective {
 
  private:
   int round_ = 0;  // rounds that are complete
-  int sent_ = 0;   // messages that have left, the first so many
+  int sent_ = 0;   // messages that have left, counted in order
 };
 
-/// MPI's own allreduce: Python calls it once this barrier has found that all ranks mean the same.
+/// MPI's own allreduce: Python calls it once this barrier has found that all ranks agree.
 extern const AllreduceAlgorithm kMpiAlgorithm;
 
 }  // namespace ringdl

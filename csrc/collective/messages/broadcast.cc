@@ -12,7 +12,7 @@ Broadcast::Broadcast(std::byte* data, size_t bytes, int root, int rank, int size
       sends_((rank + 1) % size != root) {}
 
 // The chain never uses the edge from root-1 to root, and the barrier's rounds never use the edges
-// between neighbours, so the two do not meet in one stream of messages.
+// between neighbours, so the two never share a stream of messages.
 bool Broadcast::step(Channel& channel) {
   const int previous = (channel.rank() + channel.size() - 1) % channel.size();
   const int next = (channel.rank() + 1) % channel.size();
@@ -33,7 +33,7 @@ bool Broadcast::step(Channel& channel) {
 
 std::string Broadcast::describe() const {
   return "broadcast: " + std::to_string(received_) + " of " +
-         std::to_string(partition_.segments()) + " segments here, " + barrier_.describe();
+         std::to_string(partition_.segments()) + " segments received, " + barrier_.describe();
 }
 
 }  // namespace ringdl

@@ -20,8 +20,8 @@ Bruck::Bruck(Executor& executor, const std::vector<size_t>& lengths, int rank, c
   copied_ = executor_.copy(blocks_.data(), static_cast<const std::byte*>(own), begins_[1]);
 }
 
-// What is sent in a round lies at the beginning, and what comes goes behind what is here: both
-// count the blocks from their own one backwards.
+// A round sends the first blocks and appends those that it receives: both ends count the blocks
+// from their own one backwards.
 bool Bruck::step(Channel& channel) {
   if (!executor_.is_done(copied_)) return false;
   bool all_sent = true;
@@ -44,7 +44,7 @@ bool Bruck::step(Channel& channel) {
 }
 
 std::string Bruck::describe() const {
-  return std::to_string(here_) + " of " + std::to_string(size_) + " blocks are here";
+  return std::to_string(here_) + " of " + std::to_string(size_) + " blocks have arrived";
 }
 
 }  // namespace ringdl

@@ -10,9 +10,9 @@ namespace ringdl {
 
 /// Collects every rank's block on the root, in rank order; blocks may differ in length.
 ///
-/// Each rank tells the root its length, eight bytes; once the root has heard all and has made room,
-/// it asks each, with an empty message, for its block, which comes straight to its place in
-/// segments.
+/// Each rank sends the root its length, eight bytes. Once the root has all lengths and has made
+/// room, it asks each rank for its block with an empty message; the block arrives straight in its
+/// place, in segments.
 ///
 /// No rank can finish while two disagree: the root has heard from all before it asks the first, and
 /// no other rank is done before it is asked.
@@ -46,11 +46,11 @@ class Gather final : public Collective {
   bool begun_ = false;
   OutgoingBlock outgoing_;
   Gathered result_;
-  int heard_ = 0;  // other ranks whose length is here, the first so many
+  int heard_ = 0;  // lengths received, counted in order
   bool asked_ = false;
-  Executor::Ticket copied_ = Executor::kDone;  // the root's own block
-  int asks_left_ = 0;                          // asks that have left, the first so many
-  std::vector<IncomingBlock> incoming_;        // those that are not here yet
+  Executor::Ticket copied_ = Executor::kDone;  // of the root's block
+  int asks_left_ = 0;                          // asks that have left, counted in order
+  std::vector<IncomingBlock> incoming_;        // those that have not arrived yet
 };
 
 }  // namespace ringdl

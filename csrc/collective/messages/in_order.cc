@@ -5,7 +5,7 @@
 
 namespace ringdl {
 
-// What comes after the greetings, by place.
+// The messages after the greetings, addressed by place.
 class InOrder::Places final : public Channel {
  public:
   Places(Channel& channel, const std::vector<int>& order, int place)

@@ -8,17 +8,17 @@
 
 namespace ringdl {
 
-/// Runs a collective among ranks that are counted in another order: those of a host one after the
-/// other, so that what goes from neighbour to neighbour crosses each host's link once.
+/// Runs a collective with the ranks in another order: those of a host are consecutive, so that
+/// messages between neighbours cross each host's link once.
 ///
-/// Each rank first tells the next one in that order that it is there, with an empty message. The
-/// inner collective may so count on `agreed()`, and what it promises about ranks that disagree
-/// holds here, too.
+/// Each rank first announces itself to the next one in that order with an empty message. So the
+/// inner collective may rely on `agreed()`, and its promises about ranks that disagree hold here,
+/// too.
 class InOrder final : public Collective {
  public:
   /// @param order  the rank at each place, each rank once
   /// @param rank  this one
-  /// @param inner  to which ranks are their places
+  /// @param inner  takes places for ranks
   InOrder(std::vector<int> order, int rank, std::unique_ptr<Collective> inner);
 
   bool step(Channel& channel) override;

@@ -6,16 +6,16 @@
 
 namespace ringdl {
 
-// With F the largest power of two that is at most P, the first 2(P-F) ranks are pairs of an even
-// rank, which hands its array in, and an odd one, which adds it. The F ranks that are left are
-// numbered in order. In round k they are taken in blocks of 2^(k+1): each exchanges with its mirror
-// image in the block, after which a block has the same bits. So every edge carries an array at most
-// once in each direction, and who is next to whom in the order meets in some round: the header
-// for the next rank goes with a message that is sent anyway, but for the edges to the pairs.
+// Let F be the largest power of two that is at most P. The first 2(P-F) ranks form pairs of an even
+// rank, which hands its array in, and an odd one, which adds it. The F remaining ranks are numbered
+// in order. Round k takes them in blocks of 2^(k+1): each exchanges with its mirror image in the
+// block, after which all of the block have the same bits. So every edge carries an array at most
+// once in each direction, and neighbours in the order meet in some round: the header for the
+// next rank is sent with a message that is sent anyway, except on the edges to the pairs.
 //
-// combine() writes its left operand, which must be the lower rank's: the lower one adds into the
-// array that it has, once that has left; the higher one into the slot that it has received, which
-// becomes what it has.
+// combine() writes its left operand, which must be the lower rank's. So the lower rank adds into
+// its array, once that has left; the higher rank adds into the slot that it has received, which
+// becomes its array.
 
 RecursiveDoubling::RecursiveDoubling(Executor& executor, std::byte* data, size_t bytes,
                                      Reducer reducer, int rank, int size, size_t segment_bytes)
@@ -133,8 +133,8 @@ std::string RecursiveDoubling::describe() const {
   return text;
 }
 
-// It is chosen for arrays that are one message; ranks that are no power of two take a step more at
-// each end.
+// Chosen for arrays that fit into one message. If the number of ranks is no power of two, there is
+// one more step at each end.
 constinit const AllreduceAlgorithm kDoublingAlgorithm = {
     .id = Algorithm::kDoubling,
     .name = "doubling",

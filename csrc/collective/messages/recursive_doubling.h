@@ -10,24 +10,24 @@
 namespace ringdl {
 
 /// Reduces `data` over all ranks, in place, so that every rank ends with the same bits. For small
-/// arrays, which the number of messages after one another makes slow, not their length.
+/// arrays, whose time depends on the number of successive messages, not on their length.
 ///
 /// Recursive doubling (Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication
-/// Operations in MPICH"): log2(P) rounds in which partners exchange all they have; if P is no power
-/// of two, P minus the next lower power ranks first give theirs to a neighbour and get the result
-/// from it last. Up to a segment the array is one message. Needs scratch for one array per round,
-/// so that all receives are posted at once. Reduces arrays as a whole, never a part of one.
+/// Operations in MPICH"): log2(P) rounds in which partners exchange all they have. If P is no power
+/// of two, the ranks beyond the next lower power first hand their arrays to a neighbour and get the
+/// result from it last. An array of up to a segment is one message. Needs scratch for one array per
+/// round, so that all receives are posted at once. Reduces whole arrays, never a part of one.
 ///
-/// Ranks that combine the same two parts do it with the lower ranks' part on the left, and the last
-/// round, in which all take part who do not get the result handed, divides: so bits are equal even
+/// Ranks that combine the same two parts put the lower ranks' part on the left. The last round
+/// divides; all ranks but those that are handed the result take part in it. So bits are equal even
 /// where the order of operands or a second rounding would show.
 ///
-/// No rank can finish while two disagree: each result holds the part of every rank, and came only
-/// along edges whose two ends agree.
+/// No rank can finish while two disagree: each result holds the part of every rank, and has passed
+/// only edges whose two ends agree.
 class RecursiveDoubling final : public Collective {
  public:
   /// @param data  `bytes` bytes, this rank's contribution and then the result; the caller's
-  /// @param segment_bytes  of one message at most; the same on all ranks
+  /// @param segment_bytes  the most in one message; the same on all ranks
   RecursiveDoubling(Executor& executor, std::byte* data, size_t bytes, Reducer reducer, int rank,
                     int size, size_t segment_bytes);
 
@@ -64,13 +64,13 @@ class RecursiveDoubling final : public Collective {
   int64_t segments_;  // of the array, and messages to or from a partner
   size_t slot_bytes_;
   Buffer scratch_;
-  std::byte* current_;  // what this rank has: `data_`, or the slot of the round that made it
+  std::byte* current_;  // this rank's sum so far: `data_`, or the slot of the last round
   bool prepared_ = false;
   int64_t launched_ = 0;                         // sends of this round
   std::vector<int64_t> posted_;                  // receives, by round
-  int64_t collected_ = 0;                        // receives of what is handed out to it
-  size_t round_ = 0;                             // the first so many partners' parts are in,
-  Executor::Ticket combined_ = Executor::kDone;  // once this is
+  int64_t collected_ = 0;                        // receives of the result that is handed out
+  size_t round_ = 0;                             // partners whose parts are added, in order,
+  Executor::Ticket combined_ = Executor::kDone;  // once this is done
   bool copies_ = false;
 };
 

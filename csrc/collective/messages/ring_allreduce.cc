@@ -10,8 +10,8 @@ namespace ringdl {
 //   steps 0 .. P-2    (reduce-scatter) rank r sends its partial sum of chunk r-s-1 and adds what it
 //                     receives to that of chunk r-s-2; in the end it holds the sum of chunk r;
 //   steps P-1 ..      (allgather) rank r sends chunk r-s', receives chunk r-s'-1, s' = s-(P-1).
-// So what message m carries was received as message m-K, in both halves: message m may be sent once
-// m-K messages are in place, the first K at once; at most 2 kDepth are on their way.
+// So message m carries what was received as message m-K, in both halves, and may be sent once that
+// is in place, the first K at once; at most 2 kDepth are on their way.
 // Where a received message goes: in the first half into one of kDepth slots, so at most kDepth are
 // posted beyond those already added; in the second half straight to its place, once the segment
 // that was sent from there, K(P-1) messages before, has left. With a codec all go into slots, and
@@ -124,7 +124,7 @@ bool RingAllreduce::post_sends(Channel& channel) {
   return launch(channel) || moved;
 }
 
-// What is packed, or is sent as it is.
+// Sends what is packed, or needs no packing.
 bool RingAllreduce::launch(Channel& channel) {
   const int64_t before = launched_;
   for (; launched_ < packs_.done(); ++launched_) {

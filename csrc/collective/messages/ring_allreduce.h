@@ -11,9 +11,9 @@ namespace ringdl {
 /// Reduces `data` over all ranks, in place, so that every rank ends with the same bits.
 ///
 /// Reduce-scatter followed by allgather around the ring (Patarasuk & Yuan 2009, "Bandwidth optimal
-/// all-reduce algorithms for clusters of workstations"): each rank sends 2(P-1)/P of the data,
-/// which no algorithm can do with less. The sum of a chunk is taken in the order of the ring, so it
-/// depends only on the size and the partition.
+/// all-reduce algorithms for clusters of workstations"): each rank sends 2(P-1)/P of the data, the
+/// least that any algorithm can do with. The sum of a chunk is taken in the order of the ring, so
+/// it depends only on the size and the partition.
 class RingAllreduce final : public Collective {
  public:
   /// Segments that may be on their way towards this rank at once. Two keep the link busy while one
@@ -21,9 +21,9 @@ class RingAllreduce final : public Collective {
   static constexpr int kDepth = 4;
 
   /// @param data   `bytes` bytes, this rank's contribution and then the result; the caller's
-  /// @param segment_bytes  what travels and is reduced at once; the same on all ranks
-  /// @param codec  the same on all ranks. Partial sums stay as wide as elements are; the result is
-  /// what the wire can carry, on its owner, too
+  /// @param segment_bytes  what is sent and reduced at once; the same on all ranks
+  /// @param codec  the same on all ranks. Partial sums keep the width of elements; the result is
+  /// rounded to what the wire carries, on its owner, too
   RingAllreduce(Executor& executor, std::byte* data, size_t bytes, Reducer reducer, int rank,
                 int size, size_t segment_bytes, Codec codec = {});
 
@@ -38,7 +38,7 @@ class RingAllreduce final : public Collective {
   std::byte* slot(int64_t message) {
     return scratch_.data() + static_cast<size_t>(message % kDepth) * slot_bytes_;
   }
-  std::byte* packed(int64_t message) {  // of a sent one
+  std::byte* packed(int64_t message) {  // a sent one
     return packed_.data() + static_cast<size_t>(message % (2 * kDepth)) * slot_bytes_;
   }
   Executor::Ticket take(int64_t message);
@@ -55,7 +55,7 @@ class RingAllreduce final : public Collective {
   Partition partition_;
   int64_t messages_;      // that this rank sends, and receives
   int64_t posted_ = 0;    // receives
-  int64_t taken_ = 0;     // received messages that are in `data_`, the first so many
+  int64_t taken_ = 0;     // received messages that are in `data_`, counted in order
   Operations takes_;      // that put them there
   Operations packs_;      // of what is sent
   int64_t launched_ = 0;  // sends

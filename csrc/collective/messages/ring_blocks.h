@@ -9,17 +9,17 @@
 namespace ringdl {
 
 /// Passes each rank's block around the ring, in segments, as they arrive: every rank receives each
-/// other block once, the least that is possible.
+/// other block once, which is the minimum.
 class RingBlocks final : public Collective {
  public:
-  /// @param data    where the own block is and the others come; the caller's
+  /// @param data    holds the own block and room for the others; the caller's
   /// @param blocks  of `data`, by rank; the same lengths on all ranks
   RingBlocks(std::byte* data, const std::vector<Span>& blocks, int rank, size_t segment_bytes);
 
   bool step(Channel& channel) override;
   std::string describe() const override;
 
-  /// So many other blocks are here: those of the ranks before this one, backwards.
+  /// How many other blocks have arrived: those of the ranks before this one, backwards.
   int blocks_here() const;
 
  private:

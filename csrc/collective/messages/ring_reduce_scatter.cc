@@ -18,11 +18,11 @@ size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
 // A message of step 0 is sent straight from the data. Any other one, m, is message m-G with this
 // rank's part added, and leaves from the slot into which that was received; what the last step
 // receives goes straight into the output.
-// Without groups, all segments of step 0 would leave before the first slot could, so fewer slots
-// than segments would all be full, on all ranks, before that, and the ring would stand still. With
-// S = G + kDepth slots, message m is received where message m-S was, which has left as message
-// m-S+G. So to send, to receive and to add message m only waits for messages with lower numbers,
-// here and at the neighbours, and none waits forever.
+// Without groups, all segments of step 0 would leave before the first slot could. If there were
+// fewer slots than segments, all slots would be full before that, on all ranks, and the ring would
+// stop. With S = G + kDepth slots, message m is received where message m-S was, which has left as
+// message m-S+G. So sending, receiving and adding message m wait only for messages with lower
+// numbers, here and at the neighbours, and none waits forever.
 
 RingReduceScatter::RingReduceScatter(Executor& executor, const std::byte* data, std::byte* output,
                                      std::vector<Span> chunks, Reducer reducer, int rank,
@@ -47,7 +47,7 @@ RingReduceScatter::RingReduceScatter(Executor& executor, const std::byte* data, 
   scratch_ = Buffer(static_cast<size_t>(slots_) * segment_bytes_);
 }
 
-// Where in `data_` the segment lies that belongs to `message` and the chunk so many ranks back.
+// The segment of `data_` that belongs to `message`, in the chunk `distance_back` ranks back.
 Span RingReduceScatter::span(int distance_back, int64_t message) const {
   const Span& chunk = chunks_[static_cast<size_t>((rank_ + 2 * size_ - distance_back) % size_)];
   const int64_t segment = message / (group_ * (size_ - 1)) * group_ + message % group_;

@@ -23,7 +23,7 @@ class RingReduceScatter final : public Collective {
   /// @param data     all chunks; the caller's, only read
   /// @param output   this rank's chunk; the caller's, must not overlap `data`
   /// @param chunks   where each rank's is in `data`: whole items, the same on all ranks
-  /// @param segment_bytes  what travels and is reduced at once, at most; the same on all ranks
+  /// @param segment_bytes  what is sent and reduced at once, at most; the same on all ranks
   RingReduceScatter(Executor& executor, const std::byte* data, std::byte* output,
                     std::vector<Span> chunks, Reducer reducer, int rank, size_t segment_bytes);
 
@@ -33,8 +33,8 @@ class RingReduceScatter final : public Collective {
  private:
   /// Segments that may be on their way towards this rank at once.
   static constexpr int64_t kDepth = 4;
-  /// Segments of one chunk that go round the ring together. The time in which they are sent hides
-  /// the way of one of them to the next rank and through its sum; more only cost scratch.
+  /// Segments of one chunk that go round the ring together. The time to send them hides the time in
+  /// which one of them reaches the next rank and is added; more only cost scratch.
   static constexpr int64_t kGroup = 8;
 
   int step_of(int64_t message) const { return static_cast<int>(message / group_ % (size_ - 1)); }
@@ -60,7 +60,7 @@ class RingReduceScatter final : public Collective {
   int64_t messages_ = 0;      // that this rank sends, and receives
   int64_t slots_ = 0;
   int64_t posted_ = 0;    // receives
-  int64_t taken_ = 0;     // received messages to which this rank's part is added, the first so many
+  int64_t taken_ = 0;     // received messages to which this rank's part is added, in order
   Operations takes_;      // that add it; or the copy, if there is no other rank
   int64_t launched_ = 0;  // sends
   Buffer scratch_;

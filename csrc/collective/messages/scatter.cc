@@ -72,7 +72,7 @@ std::string Scatter::describe() const {
   const int others = size_ - 1;
   if (!blocks_begun_) {
     return "scatter: " + std::to_string(heard_) + " of " + std::to_string(others) +
-           " ranks are there";
+           " ranks have arrived";
   }
   return "scatter: " + std::to_string(others - static_cast<int>(outgoing_.size())) + " of " +
          std::to_string(others) + " blocks sent";

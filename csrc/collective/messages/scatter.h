@@ -11,16 +11,16 @@ namespace ringdl {
 
 /// Gives each rank its block of the root's data; blocks may differ in length.
 ///
-/// Each rank tells the root that it is there, with an empty message; once the root has heard all,
-/// it sends each the length, eight bytes, and then the block in segments.
+/// Each rank announces itself to the root with an empty message; once the root has heard all, it
+/// sends each the length, eight bytes, and then the block in segments.
 ///
 /// No rank can finish while two disagree: the root has heard from all before it sends anything, and
-/// no other rank is done before the root's length has come.
+/// no other rank is done before the root's length has arrived.
 class Scatter final : public Collective {
  public:
   /// @param data        on the root, the blocks for rank 0, 1, ... one after the other; the
-  ///                    caller's, only read. Not looked at elsewhere
-  /// @param send_bytes  on the root, the length of each rank's block, not negative. Not looked at
+  ///                    caller's, only read. Ignored elsewhere
+  /// @param send_bytes  on the root, the length of each rank's block, not negative. Ignored
   ///                    elsewhere
   Scatter(Executor& executor, const std::byte* data, std::vector<int64_t> send_bytes, int root,
           int rank, int size, size_t segment_bytes);
@@ -45,11 +45,11 @@ class Scatter final : public Collective {
   int size_;
   size_t segment_bytes_;
   bool begun_ = false;
-  bool blocks_begun_ = false;                  // on the root,
-  Executor::Ticket copied_ = Executor::kDone;  // whose own block this is
+  bool blocks_begun_ = false;                  // on the root
+  Executor::Ticket copied_ = Executor::kDone;  // of the root's block
   int64_t length_ = -1;
   Gathered result_;
-  int heard_ = 0;                          // other ranks that are there, the first so many
+  int heard_ = 0;                          // other ranks that have arrived, in order
   std::optional<IncomingBlock> incoming_;  // once its length is known
   std::vector<OutgoingBlock> outgoing_;    // those that have not left yet
 };

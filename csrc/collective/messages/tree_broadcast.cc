@@ -29,7 +29,7 @@ TreeBroadcast::TreeBroadcast(std::byte* data, size_t bytes, int root, int rank, 
       segments_(segments_of(bytes, segment_bytes)),
       distance_((1 << rounds_of(size)) / 2) {}
 
-// In units of what a segment takes: the last rank of the chain has all S segments after P - 2 + S,
+// In units of one segment's time: the last rank of the chain has all S segments after P - 2 + S,
 // while each round of the tree takes S.
 bool TreeBroadcast::is_faster(size_t bytes, int size, size_t segment_bytes) {
   const int64_t segments = segments_of(bytes, segment_bytes);

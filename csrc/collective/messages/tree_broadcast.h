@@ -5,13 +5,13 @@
 namespace ringdl {
 
 /// Copies the root's data to all ranks along a binomial tree, in ceil(log2 P) rounds: for arrays
-/// whose way through a chain of all ranks would take longer.
+/// that would take longer along a chain of all ranks.
 ///
-/// In the round of distance d, a half of that of the round before, each rank tells the one d after
-/// it, counted from the root, and hears from the one d before it. That message is the data where
-/// the one has it and the other lacks it, else it is empty. So data goes from the root to the
-/// middle, then from both to the quarters, and crosses the way into each block of 2^k ranks once;
-/// and as a rank tells the next one what it has heard, none is done before all have begun with the
+/// Ranks are counted from the root. In the round of distance d, half that of the round before, each
+/// rank sends a message to the one d after it and receives one from the one d before it. It is the
+/// data if the sender has it and the receiver lacks it, else empty. So data goes from the root to
+/// the middle, then from both to the quarters, and enters each block of 2^k ranks once. A rank
+/// sends only once its earlier rounds are complete, so none is done before all have begun with the
 /// same arguments (as in Barrier, whose rounds may come in any order).
 class TreeBroadcast final : public Collective {
  public:

@@ -8,26 +8,26 @@
 
 namespace ringdl {
 
-/// What allreduces cost here, as far as it is needed to choose one: a straight line per algorithm,
-/// by its id (Hockney 1994).
+/// The cost of allreduces, as far as needed to choose one: a straight line per algorithm, by its id
+/// (Hockney 1994).
 struct CostModel {
   std::vector<Cost> inside;   // a host
   std::vector<Cost> between;  // several
 };
 
-/// What is built in. `python -m ringdl tune` finds what is right elsewhere.
+/// The built-in costs. `python -m ringdl tune` measures those of another machine.
 CostModel default_costs();
 
-/// Whether an algorithm can be chosen for so many bytes over these ranks.
-/// @param segment_bytes  what travels at once
+/// Whether an algorithm can be chosen for an array of `bytes` over these ranks.
+/// @param segment_bytes  what is sent at once
 bool is_possible(Algorithm algorithm, size_t bytes, const HostLayout& layout, size_t segment_bytes);
 
-/// What the model says that an algorithm takes.
+/// The time that the model predicts for an algorithm.
 double predicted_seconds(const CostModel& model, Algorithm algorithm, size_t bytes,
                          const HostLayout& layout);
 
-/// The possible algorithm that the model says is fastest; of several, the last. A function of the
-/// arguments alone, so all ranks choose alike.
+/// The possible algorithm that the model predicts to be fastest; among equals, the last. A function
+/// of the arguments alone, so all ranks choose alike.
 Algorithm choose_allreduce(const CostModel& model, size_t bytes, const HostLayout& layout,
                            size_t segment_bytes);
 

@@ -36,22 +36,22 @@ DirectAllreduce::DirectAllreduce(Executor& executor, SharedArrays shared, uint64
       pieces_((bytes + piece_bytes_ - 1) / piece_bytes_),
       reductions_(executor) {}
 
-// A rank has come in this instance if its counter says instance + 1. Pieces are only touched once
-// all have: until then an array is its owner's. Whoever has reduced a piece adds one to `done`, and
-// the arrays are their owners' again when it says (instance + 1) * pieces. A rank can come to the
-// next instance only after that, so counters of two instances never mix.
-bool DirectAllreduce::step(Channel&) {
-  if (!has_come_) {
-    has_come_ = true;
+// A rank has arrived in this instance if its counter says instance + 1. Pieces are only touched
+// once all have: until then an array is its owner's. Whoever has reduced a piece adds one to
+// `done`, and the arrays are their owners' again when it says (instance + 1) * pieces. A rank can
+// come to the next instance only after that, so counters of two instances never mix.
+bool DirectAllreduce::step_in_memory() {
+  if (!has_arrived_) {
+    has_arrived_ = true;
     shared_.counters.ready(rank_).store(instance_ + 1, std::memory_order_release);
   }
   if (!all_ready()) return false;
   uint64_t piece = 0;
-  tell_reduced();
+  notify_reduced();
   for (int i = 0; i < kPiecesPerStep; ++i) {
     if (reductions_.asked() - reduced_ == kPiecesPerStep || !claim_any(piece)) break;
     reductions_.add(reduce(piece));
-    tell_reduced();
+    notify_reduced();
   }
   return shared_.counters.done().load(std::memory_order_acquire) >= (instance_ + 1) * pieces_;
 }
@@ -95,7 +95,7 @@ Executor::Ticket DirectAllreduce::reduce(uint64_t piece) {
                           bytes_ >= kStreamBytes);
 }
 
-void DirectAllreduce::tell_reduced() {
+void DirectAllreduce::notify_reduced() {
   const int64_t before = std::exchange(reduced_, reductions_.done());
   if (reduced_ == before) return;
   shared_.counters.done().fetch_add(static_cast<uint64_t>(reduced_ - before),
@@ -109,7 +109,7 @@ std::string DirectAllreduce::describe() const {
   }
   if (here < size()) {
     return "direct allreduce: " + std::to_string(here) + " of " + std::to_string(size()) +
-           " ranks have come";
+           " ranks have arrived";
   }
   return "direct allreduce: " +
          std::to_string(shared_.counters.done().load() - instance_ * pieces_) + " of " +

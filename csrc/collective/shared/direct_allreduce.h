@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "collective/collective.h"
 #include "collective/operations.h"
+#include "collective/shared/in_memory.h"
 #include "collective/shared/shared_counters.h"
 
 namespace ringdl {
@@ -12,15 +12,13 @@ namespace ringdl {
 /// them, reduced in rank order, and written to all. That is one array read and one written per
 /// rank, which is as little as can be. Each rank takes the pieces of its own part, then whatever
 /// nobody has taken, so that nobody waits for a rank that the system has put to sleep.
-///
-/// No messages: the channel is not used. step() makes progress whenever it is called.
-class DirectAllreduce final : public Collective {
+class DirectAllreduce final : public InMemory {
  public:
   /// @param instance  how often these counters were used before, by all ranks
   DirectAllreduce(Executor& executor, SharedArrays shared, uint64_t instance, size_t bytes,
                   ReduceMany reduce_many, int rank);
 
-  bool step(Channel&) override;
+  bool step_in_memory() override;
   int64_t pieces() const override { return reduced_; }
   std::string describe() const override;
 
@@ -33,7 +31,7 @@ class DirectAllreduce final : public Collective {
   bool claim(int rank, uint64_t& piece);
   bool claim_any(uint64_t& piece);
   Executor::Ticket reduce(uint64_t piece);
-  void tell_reduced();
+  void notify_reduced();
 
   Executor& executor_;
   const SharedArrays shared_;
@@ -43,8 +41,8 @@ class DirectAllreduce final : public Collective {
   const int rank_;
   const size_t piece_bytes_;
   const uint64_t pieces_;
-  bool has_come_ = false;
-  int ready_ = 0;  // ranks 0 .. ready_-1 have come
+  bool has_arrived_ = false;
+  int ready_ = 0;  // ranks 0 .. ready_-1 have arrived
   Operations reductions_;
   int64_t reduced_ = 0;  // of those, and told
 };

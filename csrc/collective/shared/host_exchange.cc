@@ -10,13 +10,13 @@
 namespace ringdl {
 namespace {
 
-// A place in a stage is so large: a block should be worth a wait for the others, and what is in a
-// stage be read before it leaves the caches, if it is there.
+// Bytes of a place in a stage: enough that a block is worth a wait for the others, and few enough
+// that a stage in the caches is read before it leaves them.
 constexpr size_t kPlaceBytes = 256 << 10;
 constexpr size_t kSmallestBlock = 16 << 10;
 constexpr uint64_t kPlaces = 2;
 
-// So much at most in one step(): a fraction of a millisecond, in which the driver's lock is held.
+// The most in one step(): a fraction of a millisecond, in which the driver's lock is held.
 constexpr size_t kBytesPerStep = 1 << 20;
 
 constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
@@ -55,8 +55,8 @@ HostExchange::HostExchange(Executor& executor, std::string name, std::shared_ptr
   own_.counters = static_cast<int64_t>(*window_->offset_of(counters_.get(), bytes));
 }
 
-// Other ranks look at the counters, and the parts, once all have told where their arrays are, which
-// is known here, too, or will be.
+// Other ranks read the counters and the parts once all have announced their arrays, which this rank
+// knows, too, or will know.
 HostExchange::~HostExchange() {
   if (has_met_) leave();
 }
@@ -85,7 +85,7 @@ std::byte* HostExchange::at(int rank, int64_t offset) const {
   return window_->at(ranks_[static_cast<size_t>(rank)], static_cast<uint64_t>(offset));
 }
 
-// A place has room for a block of each other rank's part; for one if all take the same.
+// A place has room for a block of each other rank's part; for one block if all take the same.
 void HostExchange::find_stage() {
   size_t longest = 0;
   for (int to = 0; to < size(); ++to) {
@@ -110,16 +110,16 @@ void HostExchange::publish_parts() {
   own_.parts = static_cast<int64_t>(*window_->offset_of(parts_.get(), bytes));
 }
 
-// Each rank takes block after block of what the others have for it. What it has taken it counts in
-// copied(rank), where a source that has no more blocks holds up nobody. Block b comes into a stage,
-// and is counted in ready(rank), once all have counted those before b-1, whose place it takes. So
-// of the ranks that have counted least one can always go on: what it waits for, block m of some
-// rank, can come there, as all have counted m blocks.
+// Each rank takes what the others have for it block by block, and counts what it has taken in
+// copied(rank), where a source without further blocks holds up nobody. Block b is put into a stage,
+// and counted in ready(rank), once all have counted those before b-1, whose place it takes. So of
+// the ranks that have counted least, one can always go on: it waits for block m of some rank, which
+// can be put there, as all have counted m blocks.
 bool HostExchange::step(Channel& channel) {
-  if (!told_ && !tell()) return false;
-  const bool has_told_all = told_->step(channel);
+  if (!announcements_ && !announce()) return false;
+  const bool has_reported_all = announcements_->step(channel);
   if (!has_met_) {
-    if (!told_->is_complete()) return false;
+    if (!announcements_->is_complete()) return false;
     begin();
   }
   const int64_t before = moved_;
@@ -130,29 +130,30 @@ bool HostExchange::step(Channel& channel) {
   for (int rank = 0; rank < size(); ++rank) {
     if (taken_[static_cast<size_t>(rank)] < blocks(source(rank).bytes)) return false;
   }
-  if (!has_told_taken_ || !all_have_taken_their_parts() || !has_told_all) return false;
+  if (!has_notified_taken_ || !all_have_taken_their_parts() || !has_reported_all) return false;
   shared_.left().fetch_add(1, std::memory_order_release);
   leave();
   return true;
 }
 
-// What fits into the stage is there before it is told where that is.
-bool HostExchange::tell() {
+// Fills the stage before it announces where the stage is.
+bool HostExchange::announce() {
   while (copy_in()) {
   }
   if (in_ < std::min(stage_blocks_, kPlaces)) return false;
   own_.blocks_in = static_cast<int64_t>(in_);
-  told_.emplace(cpu_executor(), std::vector<size_t>(ranks_.size(), sizeof(Told)), rank_, &own_);
+  announcements_.emplace(cpu_executor(), std::vector<size_t>(ranks_.size(), sizeof(Announcement)),
+                         rank_, &own_);
   return true;
 }
 
-HostExchange::Told HostExchange::told_by(int rank) const {
-  Told told;
-  std::memcpy(&told, told_->block(rank), sizeof(told));
+HostExchange::Announcement HostExchange::announced_by(int rank) const {
+  Announcement told;
+  std::memcpy(&told, announcements_->block(rank), sizeof(told));
   return told;
 }
 
-HostExchange::Source HostExchange::find_source(int rank, const Told& told) const {
+HostExchange::Source HostExchange::find_source(int rank, const Announcement& told) const {
   if (rank == rank_) return {exchange_.data + part(rank_).begin, 0, part(rank_).bytes};
   Span here{0, static_cast<size_t>(told.bytes)};
   if (exchange_.reduce_many) here = part(rank_);
@@ -168,13 +169,13 @@ HostExchange::Source HostExchange::find_source(int rank, const Told& told) const
 
 void HostExchange::begin() {
   has_met_ = true;
-  shared_ = SharedCounters(at(0, told_by(0).counters), size());
+  shared_ = SharedCounters(at(0, announced_by(0).counters), size());
   if (parts_) Parts(parts_.get()).read().fetch_add(1, std::memory_order_release);
   taken_.assign(ranks_.size(), 0);
   size_t total = 0;
   begins_ = exchange_.begins;
   for (int rank = 0; rank < size(); ++rank) {
-    const Told told = told_by(rank);
+    const Announcement told = announced_by(rank);
     const Source& from = sources_.emplace_back(find_source(rank, told));
     if (exchange_.begins.empty()) begins_.push_back(exchange_.reduce_many ? 0 : total);
     there_.push_back(from.stride == 0 ? kAll : static_cast<uint64_t>(told.blocks_in));
@@ -184,7 +185,7 @@ void HostExchange::begin() {
   if (exchange_.output == nullptr) result_.data = Buffer(total);
   output_ = exchange_.output == nullptr ? result_.data.data() : exchange_.output;
   streams_ = (exchange_.reduce_many ? source(0).bytes : total) >= kStreamBytes;
-  tell_taken();
+  notify_taken();
 }
 
 bool HostExchange::copy_in() {
@@ -199,9 +200,9 @@ bool HostExchange::copy_in() {
   return true;
 }
 
-// Past the caches: between cores without a common one, lines that another core has just written
-// come slowly, and a broadcast of 64 MiB took 32 ms, not 8. Small parts that are reduced are better
-// off in the caches.
+// Past the caches: between cores without a shared cache, lines that another core has just written
+// arrive slowly, and a broadcast of 64 MiB took 32 ms, not 8. Small parts that are reduced are
+// better kept in the caches.
 Executor::Ticket HostExchange::copy_block_in(uint64_t block) {
   std::byte* const into = stage_.get() + block % kPlaces * stride_;
   const size_t begin = block * block_bytes_;
@@ -218,11 +219,11 @@ Executor::Ticket HostExchange::copy_block_in(uint64_t block) {
   return last;
 }
 
-// One block of each rank, or, if they are reduced, of all; the next once that is done.
+// Takes one block of each rank, or, if reduced, of all at once; the next once that is done.
 bool HostExchange::take() {
-  if (!has_told_taken_) {
+  if (!has_notified_taken_) {
     if (!executor_.is_done(taking_)) return false;
-    tell_taken();
+    notify_taken();
     return true;
   }
   bool has_moved = false;
@@ -232,8 +233,8 @@ bool HostExchange::take() {
     for (int i = 0; i < size(); ++i) has_moved |= take_from((rank_ + i) % size());
   }
   if (!has_moved) return false;
-  has_told_taken_ = false;
-  if (executor_.is_done(taking_)) tell_taken();
+  has_notified_taken_ = false;
+  if (executor_.is_done(taking_)) notify_taken();
   return true;
 }
 
@@ -279,8 +280,8 @@ const std::byte* HostExchange::block_at(int rank, uint64_t block) const {
   return from.first + (from.stride == 0 ? block * block_bytes_ : block % kPlaces * from.stride);
 }
 
-void HostExchange::tell_taken() {
-  has_told_taken_ = true;
+void HostExchange::notify_taken() {
+  has_notified_taken_ = true;
   uint64_t least = kAll;
   for (int rank = 0; rank < size(); ++rank) {
     const uint64_t taken = taken_[static_cast<size_t>(rank)];
@@ -306,8 +307,8 @@ bool HostExchange::all_have_taken_their_parts() {
 std::string HostExchange::describe() const {
   const std::string text = name_ + " on one host: ";
   if (!has_met_) {
-    return text + std::to_string(told_ ? told_->blocks_here() : 0) + " of " +
-           std::to_string(size()) + " ranks have told where their arrays are";
+    return text + std::to_string(announcements_ ? announcements_->blocks_here() : 0) + " of " +
+           std::to_string(size()) + " ranks have announced their arrays";
   }
   uint64_t taken = 0;
   uint64_t all = 0;
@@ -315,7 +316,7 @@ std::string HostExchange::describe() const {
     taken += taken_[static_cast<size_t>(rank)];
     all += blocks(source(rank).bytes);
   }
-  return text + std::to_string(taken) + " of " + std::to_string(all) + " blocks are here";
+  return text + std::to_string(taken) + " of " + std::to_string(all) + " blocks taken";
 }
 
 }  // namespace ringdl

@@ -18,33 +18,30 @@ namespace ringdl {
 struct Exchange {
   const std::byte* data = nullptr;  // what it gives, `bytes` bytes; the caller's, only read
   size_t bytes = 0;
-  std::vector<Span> parts;  // of `data`, by rank: what each takes
-  bool is_same = false;     // all ranks that take anything take the same part
-  std::optional<ReduceMany>
-      reduce_many;  // what is taken from all ranks, as much from each, is reduced
-  /// Where what it takes goes, in rank order unless it is reduced; the caller's. Null: it is
-  /// gathered.
+  std::vector<Span> parts;                // of `data`, by rank: what each takes
+  bool is_same = false;                   // all ranks that take anything take the same part
+  std::optional<ReduceMany> reduce_many;  // reduces what is taken, as much from each rank
+  /// Where it puts what it takes, in rank order unless reduced; the caller's. Null: see gathered().
   std::byte* output = nullptr;
-  std::vector<size_t> begins = {};  // where there, by rank, if not in rank order
+  std::vector<size_t> begins = {};  // in `output`, by rank, if not in rank order
 };
 
-/// An exchange among ranks that all share memory: each tells the others where its array is, in few
-/// messages (Bruck), and takes what is meant for it from theirs. Arrays in shared memory are read
-/// where they are: one copy, as little as can be. Those that only their owners reach go through
-/// stages, block by block.
+/// An exchange among ranks that all share memory: each announces its array to the others, in few
+/// messages (Bruck), and takes its part of theirs. Arrays in shared memory are read in place: one
+/// copy, the minimum. Those that only their owners reach go through stages, block by block.
 ///
-/// Broadcast, allgather, alltoall and reduce-scatter differ only in who takes what. Reductions are
-/// as in DirectAllreduce: in rank order, 16-bit floats rounded once.
+/// Broadcast, allgather, alltoall and reduce-scatter differ only in which rank takes what.
+/// Reductions are as in DirectAllreduce: in rank order, 16-bit floats rounded once.
 ///
-/// No rank can finish while two disagree: each has to hear of every other one, and nothing is taken
-/// from a rank that this one disagrees with. A rank is done once all have what they take from it.
+/// No rank can finish while two disagree: each needs the announcements of all others, and takes
+/// nothing from a rank that it disagrees with. A rank is done once all have what they take from it.
 class HostExchange final : public Collective {
  public:
-  /// Smaller arrays, if all ranks know their size, had better go by messages: those of up to 2 KiB
-  /// travel with the headers.
+  /// Smaller arrays, if all ranks know their size, go faster by messages: up to 2 KiB are sent with
+  /// the headers.
   static constexpr size_t kLeastBytes = 4 << 10;
 
-  /// @param name  for people
+  /// @param name  for describe()
   /// @param window  reaches all ranks
   /// @param ranks  the transport's number of each rank
   /// @param rank  which of them this one is
@@ -58,19 +55,19 @@ class HostExchange final : public Collective {
   std::string describe() const override;
 
  private:
-  // What a rank tells the others. The blocks of a part lie one after the other, or, in a stage, by
-  // turns in two places, with those of the other ranks' parts beside them unless all are the same.
-  struct Told {
+  // What a rank announces. The blocks of a part lie one after the other; in a stage they alternate
+  // between two places, beside those of the other ranks' parts unless all are the same.
+  struct Announcement {
     int64_t begin = 0;   // of its array, or stage, in its memory
     int64_t stride = 0;  // from one place in the stage to the other; 0: it is the array
     int64_t lane_bytes = 0;
-    int64_t blocks_in = 0;  // of a stage, when it tells
+    int64_t blocks_in = 0;  // of a stage, when announced
     int64_t bytes = 0;      // of a part that is the same for all others
     int64_t counters = -1;  // of rank 0
-    int64_t parts = -1;     // where it tells each rank's part, if only it knows them
+    int64_t parts = -1;     // where each rank's part is listed, if only it knows them
   };
 
-  // Likewise, for those: its parts, by rank, and how many ranks have read theirs.
+  // That list in shared memory: its parts, by rank, and how many ranks have read theirs.
   class Parts {
    public:
     explicit Parts(std::byte* memory) : memory_(memory) {}
@@ -85,7 +82,7 @@ class HostExchange final : public Collective {
     std::byte* memory_;
   };
 
-  // Where this rank finds what a rank has for it.
+  // Where a rank's part for this rank is.
   struct Source {
     const std::byte* first;
     size_t stride;
@@ -99,13 +96,13 @@ class HostExchange final : public Collective {
   const Span& part(int rank) const { return exchange_.parts[static_cast<size_t>(rank)]; }
   std::byte* at(int rank, int64_t offset) const;
 
-  // Which part of a rank's place in its stage is another one's.
+  // Which lane of a place in `owner`'s stage holds the part of `to`.
   static size_t lane(int owner, int to) { return static_cast<size_t>(to > owner ? to - 1 : to); }
   void find_stage();
   void publish_parts();
-  bool tell();
-  Told told_by(int rank) const;
-  Source find_source(int rank, const Told& told) const;
+  bool announce();
+  Announcement announced_by(int rank) const;
+  Source find_source(int rank, const Announcement& told) const;
   void begin();
   bool copy_in();
   Executor::Ticket copy_block_in(uint64_t block);
@@ -114,7 +111,7 @@ class HostExchange final : public Collective {
   bool reduce_next();
   bool is_there(int rank, uint64_t block);
   const std::byte* block_at(int rank, uint64_t block) const;
-  void tell_taken();
+  void notify_taken();
   bool all_have_taken(uint64_t blocks);
   bool all_have_taken_their_parts();
   void leave();
@@ -126,8 +123,8 @@ class HostExchange final : public Collective {
   const int rank_;
   const Exchange exchange_;
   const size_t block_bytes_;  // the same on all ranks
-  Told own_;
-  std::optional<Bruck> told_;  // what all ranks tell, once this one does
+  Announcement own_;
+  std::optional<Bruck> announcements_;  // of all ranks, once this one's is ready
   bool has_met_ = false;
   std::vector<Source> sources_;  // by rank
   std::shared_ptr<std::byte> parts_;
@@ -136,17 +133,17 @@ class HostExchange final : public Collective {
   size_t lane_bytes_ = 0;      // from one rank's part in a place of the stage to the next one's
   uint64_t stage_blocks_ = 0;  // that go through the stage,
   Operations copies_in_;       // of them, in order,
-  uint64_t in_ = 0;            // and so many that have come there
+  uint64_t in_ = 0;            // of them that are in it
   std::shared_ptr<std::byte> counters_;  // on rank 0
   SharedCounters shared_;
   Gathered result_;
   std::byte* output_ = nullptr;
   bool streams_ = false;
   std::vector<size_t> begins_;                 // in the output, by source
-  std::vector<uint64_t> taken_;                // blocks, by source,
-  Executor::Ticket taking_ = Executor::kDone;  // the last of them,
-  bool has_told_taken_ = true;                 // which the others know of
-  std::vector<uint64_t> there_;                // likewise: at least so many
+  std::vector<uint64_t> taken_;                // blocks, by source
+  Executor::Ticket taking_ = Executor::kDone;  // the last of these copies
+  bool has_notified_taken_ = true;             // whether the others know `taken_`
+  std::vector<uint64_t> there_;                // blocks available, by source, at least
   uint64_t all_have_taken_ = 0;                // blocks, at least
   int64_t moved_ = 0;
 };

@@ -9,8 +9,8 @@
 
 namespace ringdl {
 
-/// What ranks that share memory count with: monotone, compared by >=, a cache line each. A view of
-/// memory that they all see and that was all zeros when it was given to the first of them.
+/// Counters of ranks that share memory: monotone, compared by >=, a cache line each. A view of
+/// memory that all of them see and that was all zeros when the first of them got it.
 class SharedCounters {
  public:
   using Counter = std::atomic<uint64_t>;
@@ -26,18 +26,18 @@ class SharedCounters {
 
   /// Pieces that are reduced.
   Counter& done() const { return at(0); }
-  /// Ranks that will not look at these counters again.
+  /// Ranks that will not read these counters again.
   Counter& left() const { return at(1); }
-  /// What a rank has brought.
+  /// What a rank has made available.
   Counter& ready(int rank) const { return at(2 + rank); }
-  /// Pieces of a rank's own part that somebody has taken, or that are reduced.
+  /// Pieces of a rank's own part that a rank has claimed, or that are reduced.
   Counter& claimed(int rank) const { return at(2 + size_ + rank); }
-  /// What a rank has taken with it.
+  /// What a rank has copied.
   Counter& copied(int rank) const { return at(2 + 2 * size_ + rank); }
 
   using ByRank = Counter& (SharedCounters::*)(int) const;
-  /// The least that the ranks other than `rank` have in one of the counters by rank; the largest
-  /// number there is if there are none.
+  /// The least value of a counter over the ranks other than `rank`; the largest number if there are
+  /// none.
   uint64_t least_of_others(int rank, ByRank counter) const {
     uint64_t least = std::numeric_limits<uint64_t>::max();
     for (int other = 0; other < size_; ++other) {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "collective/collective.h"
+#include "collective/shared/in_memory.h"
 #include "collective/shared/slots.h"
 #include "reduce/reduce_many.h"
 
@@ -21,21 +21,20 @@ struct SlotCall {
 /// What each rank puts into its slot and all others read.
 class SlotExchange {
  public:
-  enum class State : uint8_t { kNotYet, kAllHavePut, kElsewhere };
-
   SlotExchange(SlotCall call, int rank) : call_(std::move(call)), rank_(rank) {
     call_.slots->begin(call_.instance);
   }
 
-  /// Puts `own`, the same in each step. kElsewhere, once a rank has passed, or passes something
-  /// else: all ranks come to the same.
-  State step(std::span<const std::byte> own);
+  /// Puts `own`, the same in each step. kDone, once all ranks have put; kElsewhere, once one has
+  /// passed, or puts something else: all come to the same.
+  Polled step(std::span<const std::byte> own);
 
-  /// Once all have put: what another rank has, until finish().
+  /// Once done: what another rank has, until finish().
   const std::byte* payload(int rank) const { return call_.slots->payload(rank, call_.instance); }
   void finish() { call_.slots->finish(call_.instance); }
   bool has_put(int rank) const {
-    return rank == rank_ ? has_put_ : call_.slots->look(rank, call_.instance) == Slots::State::kPut;
+    return rank == rank_ ? has_put_
+                         : call_.slots->state_of(rank, call_.instance) == Slots::State::kPut;
   }
   std::string describe() const;
 
@@ -59,7 +58,7 @@ class SmallAllreduce {
         rank_(rank) {}
 
   /// As of the exchange; once all have put, the array holds the result.
-  SlotExchange::State step(int size);
+  Polled step(int size);
 
   void finish() { exchange_.finish(); }
   bool has_put(int rank) const { return exchange_.has_put(rank); }

@@ -38,9 +38,9 @@ void Slots::pass(uint64_t instance) {
   update_finished();
 }
 
-// Whoever has come further without an array in the slot has passed: had it put one, the slot would
+// Whoever has gone further without an array in the slot has passed: had it put one, the slot would
 // still hold it, as this rank has not finished.
-Slots::State Slots::look(int rank, uint64_t instance) {
+Slots::State Slots::state_of(int rank, uint64_t instance) {
   const Head& slot = head(rank, instance);
   if (slot.sequence.load(std::memory_order_acquire) != instance + 1) {
     if (reached(rank).load(std::memory_order_acquire) <= instance) return State::kNotYet;

@@ -54,7 +54,7 @@ class Slots {
   void pass(uint64_t instance);
 
   /// What a rank does in this instance. Instances that this rank has finished are forgotten.
-  State look(int rank, uint64_t instance);
+  State state_of(int rank, uint64_t instance);
   /// What it has put.
   uint64_t digest(int rank, uint64_t instance) const;
   const std::byte* payload(int rank, uint64_t instance) const;
@@ -75,7 +75,7 @@ class Slots {
     uint64_t digest;
   };
 
-  // How many instances a rank has come to.
+  // How many instances a rank has reached.
   Counter& reached(int rank) const { return *reinterpret_cast<Counter*>(at(rank)); }
   // From which instance on a rank may still look.
   Counter& finished(int rank) const { return *reinterpret_cast<Counter*>(at(rank) + kLineBytes); }

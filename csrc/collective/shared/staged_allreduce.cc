@@ -10,10 +10,12 @@ namespace ringdl {
 namespace {
 
 // From 512 KiB on an array has two blocks at least: one goes in while the other is reduced. Larger
-// ones mean fewer waits for one another, and longer chunks.
+// ones mean fewer waits for one another, and longer chunks. A smaller array is one block, which all
+// ranks share evenly.
 constexpr size_t kSmallestBlock = 256 << 10;
 constexpr size_t kLargestBlock = 1 << 20;
 constexpr size_t kSmallestChunk = 16 << 10;
+constexpr size_t kLineBytes = 64;
 
 // From here on arrays and stages are written past the caches if the trial says so.
 constexpr size_t kStreamedBytes = 1 << 20;
@@ -22,8 +24,13 @@ constexpr size_t kStreamedBytes = 1 << 20;
 constexpr int kStepsAtOnce = 6;
 
 size_t chunk_bytes_of(size_t bytes, int size) {
+  const auto ranks = static_cast<size_t>(size);
   const size_t block = std::clamp(std::bit_floor(bytes / 2), kSmallestBlock, kLargestBlock);
-  return std::max(kSmallestChunk, block / static_cast<size_t>(size) / 64 * 64);
+  if (bytes <= block) {
+    const size_t lines = (bytes + ranks * kLineBytes - 1) / (ranks * kLineBytes);
+    return std::max<size_t>(lines, 1) * kLineBytes;
+  }
+  return std::max(kSmallestChunk, block / ranks / kLineBytes * kLineBytes);
 }
 
 }  // namespace
@@ -55,7 +62,7 @@ StagedAllreduce::StagedAllreduce(Executor& executor, std::vector<std::byte*> sta
 // go its sums. So no byte is copied that only its owner reads. A stage holds two blocks. A block is
 // reduced once all ranks have theirs in, it goes out once all have reduced their chunks, and its
 // place is taken by the block after the next once all have it out.
-bool StagedAllreduce::step(Channel&) {
+bool StagedAllreduce::step_in_memory() {
   const uint64_t end = 3 * blocks_ + 1;
   for (int i = 0; i < kStepsAtOnce && next_ < end; ++i) {
     if (!has_asked_ && !do_next()) return false;

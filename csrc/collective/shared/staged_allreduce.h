@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "collective/collective.h"
 #include "collective/partition.h"
+#include "collective/shared/in_memory.h"
 #include "collective/shared/shared_counters.h"
 #include "reduce/executor.h"
 #include "transport/store_trial.h"
@@ -16,9 +16,7 @@ namespace ringdl {
 /// into its stage, reduces its own chunk of the block, in rank order, and copies what the others
 /// have reduced into its array. An array is read once and written once, as in DirectAllreduce,
 /// which gives the same bits; what is added to that stays in the caches.
-///
-/// No messages: the channel is not used. step() makes progress whenever it is called.
-class StagedAllreduce final : public Collective {
+class StagedAllreduce final : public InMemory {
  public:
   /// Bytes of each rank's stage.
   /// @param bytes  of the array
@@ -31,7 +29,7 @@ class StagedAllreduce final : public Collective {
                   std::byte* data, size_t bytes, ReduceMany reduce_many, int rank,
                   StoreTrial& trial);
 
-  bool step(Channel&) override;
+  bool step_in_memory() override;
   int64_t pieces() const override { return static_cast<int64_t>(next_); }
   std::string describe() const override;
 

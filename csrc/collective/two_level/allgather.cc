@@ -45,7 +45,7 @@ bool Allgather::collect_entries(Channel& channel) {
   return entries_->step(channel);
 }
 
-// All lengths are here.
+// All lengths have arrived.
 void Allgather::begin() {
   result_.lengths.resize(order_.size());
   std::vector<size_t> lengths;  // by rank
@@ -113,7 +113,7 @@ bool Allgather::step(Channel& channel) {
 
 std::string Allgather::describe() const {
   if (blocks_) return "allgather: " + blocks_->describe();
-  const std::string here = entries_ ? entries_->describe() : "none is here";
+  const std::string here = entries_ ? entries_->describe() : "no blocks have arrived";
   return "allgather: the lengths of " + here;
 }
 

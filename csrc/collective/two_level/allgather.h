@@ -17,15 +17,15 @@ namespace ringdl {
 
 /// Collects every rank's block on every rank, in rank order; blocks may differ in length.
 ///
-/// First all ranks collect the lengths, by Bruck's algorithm, and with them the blocks if these are
-/// short. Else blocks follow: by the same algorithm if they are short together, around the ring, or
-/// on two levels. No rank can finish while two disagree: none has all lengths before.
+/// First all ranks collect the lengths by Bruck's algorithm, with the blocks if these are short.
+/// Else the blocks follow: by the same algorithm if their total is short, around the ring, or on
+/// two levels. No rank can finish while two disagree: until all agree, none has all lengths.
 class Allgather final : public Collective {
  public:
   /// @param block  this rank's `bytes` bytes; the caller's, only read
-  /// @param order  where in the result each rank's block goes: the rank that it counts as there
-  /// @param few_bytes  all blocks together, if they are no more, go in rounds and not around the
-  /// ring; the same on all ranks
+  /// @param order  the place of each rank's block in the result
+  /// @param few_bytes  blocks of at most this total go in rounds, not around the ring; the same on
+  /// all ranks
   /// @param levels  if there are two
   Allgather(Executor& executor, const std::byte* block, size_t bytes, std::vector<int> order,
             int rank, size_t segment_bytes, size_t few_bytes,
@@ -56,15 +56,15 @@ class Allgather final : public Collective {
   size_t few_bytes_;
   std::optional<Levels> levels_;
   Entry entry_{};
-  std::optional<Bruck> entries_;  // once the own one is complete
+  std::optional<Bruck> entries_;  // once this rank's entry is complete
   bool has_begun_ = false;
   Gathered result_;
   std::vector<Span> spans_;  // of the result, by rank
-  Executor::Ticket copied_;  // the last that was asked for
+  Executor::Ticket copied_;  // the last copy
   SubChannel after_lengths_;
-  bool follow_ = false;                 // the blocks do not come with the lengths
+  bool follow_ = false;                 // the blocks do not arrive with the lengths
   std::unique_ptr<Collective> blocks_;  // once they are under way
-  const Bruck* rounds_ = nullptr;       // if it is that
+  const Bruck* rounds_ = nullptr;       // blocks_, if it is a Bruck
   bool has_taken_ = false;
 };
 

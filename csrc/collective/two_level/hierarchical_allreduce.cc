@@ -10,14 +10,14 @@
 namespace ringdl {
 namespace {
 
-// Long enough that the ring's first and last steps, in which the link is idle, do not count (on 1
-// Gbit/s it is on its way for 8 ms), short enough that reducing and copying the first and the last
-// do not count either, and that stages stay in the last-level cache. The same on all hosts, whether
-// they use stages or not.
+// Long enough that the ring's first and last steps, in which the link is idle, are negligible (a
+// slab takes 8 ms on 1 Gbit/s); short enough that reducing and copying the first and the last slab
+// are negligible, too, and that stages stay in the last-level cache. The same on all hosts, with
+// stages or without.
 constexpr size_t kSlabBytes = 1 << 20;
 constexpr int kSlabsInStage = 2;
 
-// The k-th ranks of all hosts among themselves, after what they have said to one another before.
+// Messages among the k-th ranks of all hosts, after those that they have exchanged before.
 class LaneChannel final : public Channel {
  public:
   LaneChannel(Channel& channel, const HostLayout& layout, const std::vector<int64_t>& sent_before,
@@ -82,7 +82,7 @@ HierarchicalAllreduce::HierarchicalAllreduce(Executor& executor, SharedLayout la
       sent_before_(layout_->hosts.size(), 0),
       received_before_(layout_->hosts.size(), 0) {}
 
-// Where a slab of a lane is that all ranks of the host see.
+// Where `local_rank` has a slab of a lane that all ranks of the host see.
 std::byte* HierarchicalAllreduce::at(int local_rank, int lane, int slab) const {
   std::byte* const memory = local_.shared.arrays[static_cast<size_t>(local_rank)];
   if (!local_.are_stages) return memory + slabs_.segment(lane, slab).begin;
@@ -90,13 +90,13 @@ std::byte* HierarchicalAllreduce::at(int local_rank, int lane, int slab) const {
 }
 
 // The counters of a host count slabs, from one instance to the next:
-//   ready(r)    the others see so many of rank r's, of each lane
-//   claimed(k)  so many of lane k are final, where its leader has them
-//   copied(r)   so many of each lane rank r has, and needs no more
-// An array without stages is its owner's again once all ranks of its host have copied all slabs;
-// with stages, the place of a slab is free once all have copied it.
+//   ready(r)    slabs of rank r that the others see, of each lane
+//   claimed(k)  slabs of lane k that are final, at its leader
+//   copied(r)   slabs of each lane that rank r has and no longer needs
+// Without stages, an array belongs to its owner again once all ranks of its host have copied all
+// slabs; with stages, the place of a slab is free once all have copied it.
 bool HierarchicalAllreduce::step(Channel& channel) {
-  if (!local_.are_stages && in_ < slabs_.segments()) come();
+  if (!local_.are_stages && in_ < slabs_.segments()) arrive();
   if (local_.are_stages && copy_in()) ++moved_;
   if (is_leader()) {
     if (reduce_next()) ++moved_;
@@ -105,14 +105,14 @@ bool HierarchicalAllreduce::step(Channel& channel) {
   for (int lane = 0; lane < lanes_; ++lane) {
     if (copy_out(lane)) ++moved_;
   }
-  if (const int copied = copied_by_this_rank(); copied > told_copied_) {
-    told_copied_ = copied;
+  if (const int copied = copied_by_this_rank(); copied > notified_copied_) {
+    notified_copied_ = copied;
     counters_.copied(layout_->local_rank).store(count(copied), std::memory_order_release);
   }
-  return told_copied_ == slabs_.segments() && all_have_copied(slabs_.segments());
+  return notified_copied_ == slabs_.segments() && all_have_copied(slabs_.segments());
 }
 
-void HierarchicalAllreduce::come() {
+void HierarchicalAllreduce::arrive() {
   in_ = slabs_.segments();
   counters_.ready(layout_->local_rank).store(count(in_), std::memory_order_release);
 }
@@ -214,10 +214,10 @@ std::string HierarchicalAllreduce::describe() const {
     here += static_cast<int>(counters_.ready(rank).load() > count(0));
   }
   std::string text = "hierarchical allreduce: " + std::to_string(here) + " of " +
-                     std::to_string(layout_->local_size()) + " ranks of this host have come";
+                     std::to_string(layout_->local_size()) + " ranks of this host have arrived";
   if (!is_leader()) return text;
   return text + ", " + std::to_string(around_) + " of " + std::to_string(slabs_.segments()) +
-         " slabs are around the ring";
+         " slabs have been around the ring";
 }
 
 }  // namespace ringdl

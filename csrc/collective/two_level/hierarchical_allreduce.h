@@ -12,8 +12,8 @@
 
 namespace ringdl {
 
-/// Where the ranks of a host have an array, or, if some have it where the others do not reach it,
-/// stages for it.
+/// Where the ranks of a host have an array, or stages for it if some arrays are out of the others'
+/// reach.
 struct LocalArrays {
   SharedArrays shared;  // arrays or stages, by place on the host
   std::byte* own;       // this rank's array
@@ -50,7 +50,7 @@ class HierarchicalAllreduce final : public Collective {
     return instance_ * static_cast<uint64_t>(slabs_.segments()) + static_cast<uint64_t>(slabs);
   }
   std::byte* at(int local_rank, int lane, int slab) const;
-  void come();
+  void arrive();
   bool copy_in();
   bool reduce_next();
   Executor::Ticket copy_slab_in(int slab);
@@ -75,12 +75,12 @@ class HierarchicalAllreduce final : public Collective {
   Operations copies_in_;                // of slabs, in order
   int in_ = 0;                          // slabs that the others see
   Operations reductions_;               // of slabs of the own lane, in order
-  int reduced_ = 0;                     // of them
-  int around_ = 0;                      // likewise: have been around the ring
+  int reduced_ = 0;                     // of them, done
+  int around_ = 0;                      // of them, those that have been around the ring
   std::vector<Operations> copies_out_;  // of slabs, by lane
-  int told_copied_ = 0;
+  int notified_copied_ = 0;
   std::unique_ptr<Collective> ring_;  // of slab around_
-  std::vector<int64_t> sent_before_;  // by host: messages of the rings before
+  std::vector<int64_t> sent_before_;  // by host: messages of earlier rings
   std::vector<int64_t> received_before_;
   int64_t moved_ = 0;
 };

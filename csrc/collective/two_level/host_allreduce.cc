@@ -12,27 +12,24 @@
 
 namespace ringdl {
 
-HostAllreduce::HostAllreduce(Executor& executor, std::shared_ptr<Window> window,
-                             std::vector<int> ranks, SharedLayout layout, std::byte* data,
-                             size_t bytes, ReduceMany reduce_many, Reducer reducer,
-                             size_t segment_bytes, Codec codec, std::optional<SlotCall> slot_call)
-    : executor_(executor),
-      window_(std::move(window)),
-      ranks_(std::move(ranks)),
-      layout_(std::move(layout)),
-      data_(data),
-      bytes_(bytes),
-      reduce_many_(reduce_many),
-      reducer_(reducer),
-      segment_bytes_(segment_bytes),
-      codec_(codec),
+HostAllreduce::HostAllreduce(const AllreduceArguments& its)
+    : executor_(its.executor),
+      window_(its.window),
+      ranks_(its.ranks),
+      layout_(its.layout),
+      data_(its.data),
+      bytes_(its.bytes),
+      reduce_many_(its.reduce_many),
+      reducer_(its.reducer),
+      segment_bytes_(its.segment_bytes),
+      codec_(its.codec),
       rank_(layout_->local_rank),
       on_host_(layout_->local_ranks(), rank_) {
   find_places();
-  if (slot_call) exchange_.emplace(std::move(*slot_call), rank_);
+  if (its.slot_call != nullptr) exchange_.emplace(*its.slot_call, rank_);
 }
 
-// Other ranks look at the counters once all of their host have told where their arrays are: on one
+// Other ranks read the counters once all of their host have announced their arrays: on one
 // host that is known here, too; on several, this rank may hear of a failure elsewhere before.
 HostAllreduce::~HostAllreduce() {
   if (exchange_) exchange_->finish();
@@ -48,10 +45,22 @@ bool HostAllreduce::step(Channel& channel) {
     choose();
   }
   if (!chosen_->step(channel)) return false;
-  if (places_by_messages_ && !tell(channel)) return false;
-  shared_.left().fetch_add(1, std::memory_order_release);
+  if (places_by_messages_ && !send_places(channel)) return false;
+  leave();
   return true;
 }
+
+Polled HostAllreduce::step_in_memory() {
+  if (!chosen_) {
+    if (const Polled met = meet_in_slots(); met != Polled::kDone) return met;
+    choose();
+  }
+  if (!in_memory_->step_in_memory()) return Polled::kUnderWay;
+  leave();
+  return Polled::kDone;
+}
+
+void HostAllreduce::leave() { shared_.left().fetch_add(1, std::memory_order_release); }
 
 int64_t HostAllreduce::pieces() const {
   if (chosen_) return chosen_->pieces();
@@ -79,20 +88,24 @@ void HostAllreduce::find_places() {
 }
 
 bool HostAllreduce::meet(Channel& channel) {
-  if (!exchange_) return meet_by_messages(channel);
-  const Place& own = places_[static_cast<size_t>(rank_)];
-  const auto state = exchange_->step({reinterpret_cast<const std::byte*>(&own), sizeof(own)});
-  if (state == SlotExchange::State::kNotYet) return false;
-  if (state == SlotExchange::State::kElsewhere) {
-    exchange_.reset();
-    return meet_by_messages(channel);
+  if (exchange_) {
+    const Polled met = meet_in_slots();
+    if (met != Polled::kElsewhere) return met == Polled::kDone;
   }
+  return meet_by_messages(channel);
+}
+
+Polled HostAllreduce::meet_in_slots() {
+  const Place& own = places_[static_cast<size_t>(rank_)];
+  const Polled met = exchange_->step({reinterpret_cast<const std::byte*>(&own), sizeof(own)});
+  if (met == Polled::kElsewhere) exchange_.reset();
+  if (met != Polled::kDone) return met;
   for (int other = 0; other < size(); ++other) {
     if (other == rank_) continue;
     std::memcpy(&places_[static_cast<size_t>(other)], exchange_->payload(other), sizeof(Place));
   }
   exchange_->finish();
-  return true;
+  return met;
 }
 
 bool HostAllreduce::meet_by_messages(Channel& channel) {
@@ -100,7 +113,7 @@ bool HostAllreduce::meet_by_messages(Channel& channel) {
     places_by_messages_.emplace(cpu_executor(), std::vector<size_t>(places_.size(), sizeof(Place)),
                                 rank_, &places_[static_cast<size_t>(rank_)]);
   }
-  tell(channel);
+  send_places(channel);
   if (!places_by_messages_->is_complete()) return false;
   for (int other = 0; other < size(); ++other) {
     std::memcpy(&places_[static_cast<size_t>(other)], places_by_messages_->block(other),
@@ -110,7 +123,7 @@ bool HostAllreduce::meet_by_messages(Channel& channel) {
 }
 
 // Whether all that this rank has told has left.
-bool HostAllreduce::tell(Channel& channel) {
+bool HostAllreduce::send_places(Channel& channel) {
   on_host_.use(channel);
   return places_by_messages_->step(on_host_);
 }
@@ -129,14 +142,19 @@ void HostAllreduce::choose() {
     chosen_ = std::make_unique<HierarchicalAllreduce>(
         executor_, layout_, LocalArrays{{std::move(memory), shared_}, data_, !is_direct}, 0, bytes_,
         reduce_many_, reducer_, segment_bytes_, codec_);
-  } else if (is_direct) {
-    chosen_ = std::make_unique<DirectAllreduce>(executor_, SharedArrays{std::move(memory), shared_},
-                                                0, bytes_, reduce_many_, rank_);
+    return;
+  }
+  std::unique_ptr<InMemory> in_memory;
+  if (is_direct) {
+    in_memory = std::make_unique<DirectAllreduce>(
+        executor_, SharedArrays{std::move(memory), shared_}, 0, bytes_, reduce_many_, rank_);
   } else {
-    chosen_ =
+    in_memory =
         std::make_unique<StagedAllreduce>(executor_, std::move(memory), shared_, data_, bytes_,
                                           reduce_many_, rank_, window_->store_trial());
   }
+  in_memory_ = in_memory.get();
+  chosen_ = std::move(in_memory);
 }
 
 int64_t HostAllreduce::place_of(const std::byte* data, size_t bytes) const {
@@ -154,15 +172,20 @@ std::string HostAllreduce::describe() const {
   if (exchange_) return exchange_->describe();
   const int told = places_by_messages_ ? places_by_messages_->blocks_here() : 0;
   return "allreduce on one host: " + std::to_string(told) + " of " + std::to_string(size()) +
-         " ranks have told where their arrays are";
+         " ranks have announced their arrays";
 }
 
 namespace {
 
 std::unique_ptr<Collective> make(const AllreduceArguments& its) {
-  return std::make_unique<HostAllreduce>(its.executor, its.window, its.ranks, its.layout, its.data,
-                                         its.bytes, its.reduce_many, its.reducer, its.segment_bytes,
-                                         its.codec, std::nullopt);
+  if (its.agreed == nullptr) return std::make_unique<HostAllreduce>(its);
+  if (its.layout->host_count() == 1) {
+    return std::make_unique<DirectAllreduce>(its.executor, *its.agreed, its.instance, its.bytes,
+                                             its.reduce_many, its.rank);
+  }
+  return std::make_unique<HierarchicalAllreduce>(
+      its.executor, its.layout, LocalArrays{*its.agreed, its.data, false}, its.instance, its.bytes,
+      its.reduce_many, its.reducer, its.segment_bytes, its.codec);
 }
 
 }  // namespace
@@ -171,6 +194,7 @@ constinit const AllreduceAlgorithm kDirectAlgorithm = {
     .id = Algorithm::kDirect,
     .name = "direct",
     .ranks = "ranks that all share memory",
+    .uses_agreed_memory = true,
     .can_run =
         [](const HostLayout& layout) { return layout.host_count() == 1 && layout.size() > 1; },
     .most_bytes = [](size_t) { return std::numeric_limits<size_t>::max(); },
@@ -187,6 +211,7 @@ constinit const AllreduceAlgorithm kHierarchicalAlgorithm = {
     .id = Algorithm::kHierarchical,
     .name = "hierarchical",
     .ranks = "several hosts with ranks that share memory",
+    .uses_agreed_memory = true,
     .can_run =
         [](const HostLayout& layout) {
           return layout.host_count() > 1 && layout.host_count() < layout.size();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 #include "collective/algorithm.h"
 #include "collective/collective.h"
 #include "collective/messages/bruck.h"
+#include "collective/shared/in_memory.h"
 #include "collective/shared/slot_allreduce.h"
 #include "collective/sub_channel.h"
 #include "collective/two_level/hierarchical_allreduce.h"
@@ -21,18 +23,16 @@ namespace ringdl {
 /// are in shared memory, otherwise through stages; between hosts, around rings.
 class HostAllreduce final : public Collective {
  public:
-  /// @param window  reaches the ranks of this host; may be null if there is no other
-  /// @param ranks  the transport's number of each rank
-  /// @param reduce_many  over the ranks of a host
-  /// @param reducer, segment_bytes, codec  between hosts
-  /// @param slot_call  if ranks may meet in slots
-  HostAllreduce(Executor& executor, std::shared_ptr<Window> window, std::vector<int> ranks,
-                SharedLayout layout, std::byte* data, size_t bytes, ReduceMany reduce_many,
-                Reducer reducer, size_t segment_bytes, Codec codec,
-                std::optional<SlotCall> slot_call);
+  /// The window may be null if there is no other rank on this host.
+  explicit HostAllreduce(const AllreduceArguments& its);
   ~HostAllreduce() override;
 
   bool step(Channel& channel) override;
+
+  /// The same without messages, where all ranks are on one host and meet in slots. After
+  /// kElsewhere, as at any time before, step() goes on.
+  Polled step_in_memory();
+
   int64_t pieces() const override;
   bool has_met(int rank) const override {
     return exchange_ && (chosen_ || exchange_->has_put(rank));
@@ -50,9 +50,11 @@ class HostAllreduce final : public Collective {
   int size() const { return layout_->local_size(); }
   void find_places();
   bool meet(Channel& channel);
+  Polled meet_in_slots();
   bool meet_by_messages(Channel& channel);
-  bool tell(Channel& channel);
+  bool send_places(Channel& channel);
   void choose();
+  void leave();
   int local(int place) const { return layout_->local_ranks()[static_cast<size_t>(place)]; }
   int64_t place_of(const std::byte* data, size_t bytes) const;
   std::byte* at(int place, int64_t offset) const;
@@ -76,6 +78,7 @@ class HostAllreduce final : public Collective {
   std::shared_ptr<std::byte> counters_;  // on the first rank of a host; if alone, ordinary memory
   SharedCounters shared_;
   std::unique_ptr<Collective> chosen_;
+  InMemory* in_memory_ = nullptr;  // chosen_, if it needs no messages
 };
 
 extern const AllreduceAlgorithm kDirectAlgorithm;

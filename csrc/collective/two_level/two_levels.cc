@@ -47,8 +47,8 @@ TwoLevelBlocks::TwoLevelBlocks(Executor& executor, Levels levels, std::byte* dat
       ring_(data, those_of(blocks_, levels_.lane_of(rank)), rank / levels_.per_host,
             segment_bytes) {}
 
-// The ring and the exchanges have no edge in common, so neither waits for the other but for what it
-// has brought: the blocks of the hosts before this one, backwards.
+// The ring and the exchanges have no edge in common, so the exchanges wait for the ring only for
+// what it delivers: the blocks of the hosts before this one, backwards.
 bool TwoLevelBlocks::step(Channel& channel) {
   if (!has_begun_) {
     has_begun_ = true;
@@ -81,7 +81,7 @@ std::unique_ptr<HostExchange> TwoLevelBlocks::exchange_of(int host) const {
     exchange.bytes = block.bytes;
   }
   exchange.parts.assign(static_cast<size_t>(levels_.per_host), {0, exchange.bytes});
-  exchange.parts[static_cast<size_t>(rank_ % levels_.per_host)] = {};  // it is there
+  exchange.parts[static_cast<size_t>(rank_ % levels_.per_host)] = {};  // it is in place
   exchange.is_same = true;
   exchange.output = data_;
   return levels_.exchange(executor_, "allgather", rank_, std::move(exchange));
@@ -93,7 +93,7 @@ int64_t TwoLevelBlocks::pieces() const {
 
 std::string TwoLevelBlocks::describe() const {
   return ring_.describe() + " from other hosts, the blocks of " + std::to_string(exchanged_) +
-         " of " + std::to_string(levels_.hosts()) + " hosts are here";
+         " of " + std::to_string(levels_.hosts()) + " hosts have arrived";
 }
 
 TwoLevelReduceScatter::TwoLevelReduceScatter(Executor& executor, Levels levels,

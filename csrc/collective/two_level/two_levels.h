@@ -18,10 +18,10 @@
 
 namespace ringdl {
 
-/// Several hosts with as many ranks each, that share memory with the others of their host. Ranks
+/// Several hosts with equally many ranks, which share memory with the others of their host. Ranks
 /// are counted host by host: those of host h are h * per_host and the following ones.
 struct Levels {
-  /// From so many bytes of all ranks on two levels are faster than one ring.
+  /// From this total of all ranks on, two levels are faster than one ring.
   static constexpr size_t kLeastBytes = 64 << 10;
 
   std::shared_ptr<Window> window;  // reaches the ranks of this host
@@ -38,7 +38,7 @@ struct Levels {
 };
 
 /// Passes each rank's block to all: around the ring of the k-th ranks of all hosts, and from each
-/// to the other ranks of its host, one host's blocks while the next come. So each byte crosses a
+/// to the other ranks of its host, one host's blocks while the next arrive. So each byte crosses a
 /// host's link once, as with one rank per host. All ranks are known to agree.
 class TwoLevelBlocks final : public Collective {
  public:
@@ -63,17 +63,16 @@ class TwoLevelBlocks final : public Collective {
   RingBlocks ring_;
   bool has_begun_ = false;
   bool ring_is_done_ = false;
-  int exchanged_ = 0;  // hosts whose blocks are here
+  int exchanged_ = 0;  // hosts whose blocks have arrived
   std::unique_ptr<HostExchange> exchange_;
   int64_t moved_ = 0;  // by exchanges that have ended
 };
 
-/// Reduce-scatter: first over each host, so that the k-th rank of it has its sums of the chunks of
-/// all k-th ranks, then around their ring. So each byte crosses a host's link as often as with one
-/// rank per host.
+/// Reduce-scatter: first over each host, so that its k-th rank has the host's sums of the chunks of
+/// all k-th ranks, then around the ring of these. So each byte crosses a host's link as often as
+/// with one rank per host.
 ///
-/// No rank can finish while two disagree, nor does any read another's memory: a barrier comes
-/// first.
+/// While two ranks disagree, no rank finishes or reads another's memory: a barrier comes first.
 class TwoLevelReduceScatter final : public Collective {
  public:
   /// @param data, output, chunks, segment_bytes  as in RingReduceScatter
@@ -105,7 +104,7 @@ class TwoLevelReduceScatter final : public Collective {
   bool all_agree_ = false;
   std::vector<Span> lane_chunks_;  // of sums_, by host
   Buffer sums_;                    // of this host
-  int reduced_ = 0;                // hosts whose chunks are
+  int reduced_ = 0;                // hosts whose chunks are reduced
   std::unique_ptr<HostExchange> exchange_;
   int64_t moved_ = 0;
   std::optional<RingReduceScatter> ring_;

@@ -15,7 +15,7 @@ namespace ringdl {
 namespace {
 
 // A message that found no posted receive. Short ones carry a copy and their send has ended; long
-// ones point into the sender's buffer, and whoever receives them ends the send.
+// ones point into the sender's buffer, and the receiver ends the send.
 struct Unexpected {
   int from;
   int tag;
@@ -140,7 +140,7 @@ class Loopback final : public Transport {
       return true;
     }
     std::erase(inbox.ended, receive);
-    std::erase(ending_, receive);  // an owner may withdraw while poll() tells it of another ending
+    std::erase(ending_, receive);  // an owner may withdraw while poll() notifies it of another end
     return false;
   }
 

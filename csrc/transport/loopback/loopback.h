@@ -16,8 +16,7 @@ struct LoopbackOptions {
 };
 
 /// A communicator whose ranks are threads of this process, for tests and sanitizers; and, with size
-/// 1, what a process that was started alone uses. One transport per rank; they share what they
-/// need.
+/// 1, for a process that was started alone. One transport per rank; they share what they need.
 std::vector<std::unique_ptr<Transport>> make_loopback(int size, LoopbackOptions options = {});
 
 }  // namespace ringdl

@@ -99,12 +99,12 @@ class MpiTransport final : public Transport {
   int poll() override {
     match_receives();
     int found = 0;
-    if (requests_.empty()) return tell_endings();
+    if (requests_.empty()) return report_endings();
     const int result = mpi_.Testsome(static_cast<int>(requests_.size()), requests_.data(), &found,
                                      indices_.data(), statuses_.data());
     if (found <= 0) {  // nothing, or MPI_UNDEFINED
       check(result, "MPI_Testsome");
-      return tell_endings();
+      return report_endings();
     }
     std::vector<Ticket> failed;
     for (int i = 0; i < found; ++i) {
@@ -120,14 +120,14 @@ class MpiTransport final : public Transport {
     std::sort(indices_.begin(), indices_.begin() + found, std::greater<>());
     for (int i = 0; i < found; ++i) forget(indices_[i]);
     for (const Ticket ticket : failed) slots_[ticket].index = kUnmatched;
-    return tell_endings();
+    return report_endings();
   }
 
   const std::vector<Lost>& lost() const override { return lost_; }
 
   bool withdraw(Ticket receive) override {
     if (const auto it = std::find(ending_.begin(), ending_.end(), receive); it != ending_.end()) {
-      ending_.erase(it);  // an owner withdraws while poll() tells it of another ending
+      ending_.erase(it);  // an owner withdraws while poll() notifies it of another end
       slots_.remove(receive);
       return false;
     }
@@ -159,7 +159,7 @@ class MpiTransport final : public Transport {
     bool is_send = false;
   };
 
-  // A receive from any rank for which no message has come.
+  // A receive from any rank for which no message has arrived.
   struct Unmatched {
     Ticket ticket;
     int tag;
@@ -193,7 +193,7 @@ class MpiTransport final : public Transport {
     if (!is_known) lost_.push_back({rank, text_of(result, call)});
   }
 
-  int tell_endings() {
+  int report_endings() {
     int told = 0;
     for (; !ending_.empty(); ++told) {
       const Ticket ticket = ending_.front();
@@ -215,8 +215,8 @@ class MpiTransport final : public Transport {
     }
   }
 
-  // Receives from any rank are posted once a message is there, from its sender. MPICH 5.0.2 over
-  // UCX never completes a receive from MPI_ANY_SOURCE that is posted after its message has come.
+  // Receives from any rank are posted once a message has arrived, for its sender. MPICH 5.0.2 over
+  // UCX never completes a receive from MPI_ANY_SOURCE that is posted after its message has arrived.
   void match_receives() {
     int fruitless_tag = -1;
     for (size_t i = 0; i < unmatched_.size();) {

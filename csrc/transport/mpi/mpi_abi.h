@@ -5,8 +5,8 @@
 namespace ringdl::mpi {
 
 /// The two binary interfaces that MPI libraries have: what a handle is and how a status is laid
-/// out. tests/csrc/transport/mpi/mpi_declarations.cc holds these and the declarations below against
-/// a real mpi.h.
+/// out. tests/csrc/transport/mpi/mpi_declarations.cc checks these and the declarations below
+/// against a real mpi.h.
 
 /// Open MPI 4 and 5.
 struct OpenMpiAbi {

@@ -13,11 +13,11 @@ class Heap {
   /// The bytes from `begin` to `end` are free.
   Heap(uint64_t begin, uint64_t end) { free_.emplace(begin, end); }
 
-  /// Where `bytes` bytes begin that are free, at a multiple of `alignment` (a power of two); they
-  /// are taken then. Nothing if there is no such place.
+  /// Takes `bytes` free bytes and returns where they begin: a multiple of `alignment` (a power of
+  /// two). Nothing if there is no such place.
   std::optional<uint64_t> take(uint64_t bytes, uint64_t alignment);
 
-  /// Frees what take() has given.
+  /// Frees what take() returned.
   void give_back(uint64_t begin);
 
  private:

@@ -18,7 +18,7 @@
 namespace ringdl {
 namespace {
 
-// This process's own, by nonce: ranks may be threads of one process.
+// This process's own segments, by nonce: ranks may be threads of one process.
 std::mutex own_mutex;
 std::map<uint64_t, std::weak_ptr<Segment>>& own_segments() {
   static auto* const segments = new std::map<uint64_t, std::weak_ptr<Segment>>;
@@ -27,8 +27,8 @@ std::map<uint64_t, std::weak_ptr<Segment>>& own_segments() {
 
 std::string reason() { return std::strerror(errno); }
 
-// No part of it goes into a core dump, which would hold as many bytes as the machine has memory,
-// and whose making would allocate them.
+// Excluded from core dumps: a dump would be as large as the machine's memory, and making it would
+// allocate that.
 std::byte* map(int descriptor, size_t bytes) {
   void* const data =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
@@ -114,9 +114,9 @@ bool Segment::is_orphaned() const {
   return kill(static_cast<pid_t>(process_), 0) != 0 && errno == ESRCH;
 }
 
-// Not by fallocate, which does the same: what MPI libraries have registered with a network adapter
-// they keep for the next message from there, until munmap, madvise or the like tells them that the
-// pages are not the same any more. Those they watch; fallocate nobody does.
+// Not by fallocate, which does the same: MPI libraries keep what they have registered with a
+// network adapter for the next message from there, until munmap, madvise or the like replaces the
+// pages. They watch these calls, but not fallocate.
 void Segment::discard(uint64_t begin, uint64_t end) const {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   begin = (begin + page - 1) / page * page;

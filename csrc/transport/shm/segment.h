@@ -8,7 +8,7 @@ namespace ringdl {
 
 /// Memory that other processes of this user on this host can map. Pages exist once they are
 /// touched, so it may be as large as the machine's memory. It has no name in any file system: it
-/// goes with the last process that holds it, whatever way that ends. It is no part of core dumps.
+/// disappears with the last process that holds it, however that ends. It is no part of core dumps.
 class Segment {
  public:
   /// What another process needs in order to map it.
@@ -19,12 +19,12 @@ class Segment {
     uint64_t nonce;  // what it begins with
   };
 
-  /// A new one, all zeros but for the nonce.
+  /// Makes a new one, all zeros except the nonce.
   /// @throws Error  the system refuses
   static std::shared_ptr<Segment> create(size_t bytes);
 
-  /// Maps another process's; within this process, the very same object. Null if that is not
-  /// possible, or something else is there by now.
+  /// Maps another process's segment; for one of this process, returns the very same object. Null if
+  /// that is not possible, or something else is there by now.
   static std::shared_ptr<Segment> open(const Address& address);
 
   ~Segment();
@@ -35,17 +35,17 @@ class Segment {
   size_t size() const { return bytes_; }
   Address address() const;
 
-  /// Whether the process that made it has ended, its parent knows, and its number is not another's
-  /// by now. One system call.
+  /// Whether the process that made it has ended, its parent knows that, and no other process has
+  /// its number by now. One system call.
   bool is_orphaned() const;
 
   /// Gives the whole pages of a range back to the system: they read as zeros afterwards, in all
-  /// processes. Own segments only. MPI libraries hear of it in this process, so only this one may
-  /// have sent from there, or received.
+  /// processes. Own segments only. MPI libraries notice it in this process only, so no other
+  /// process may have sent from there, or received.
   void discard(uint64_t begin, uint64_t end) const;
 
-  /// Allocates all pages of a range that are not there; whether that was possible. Where the system
-  /// promises no more memory than it has, touching one that cannot be had ends the process.
+  /// Allocates all missing pages of a range; whether that was possible. Where the system promises
+  /// no more memory than it has, touching a page that it cannot provide ends the process.
   bool reserve(uint64_t begin, uint64_t end) const;
 
  private:

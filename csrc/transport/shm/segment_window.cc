@@ -14,12 +14,12 @@
 namespace ringdl {
 namespace {
 
-// Touching new pages takes longer than reducing as much. So many bytes of stages stay, as many
-// works may be in flight at once, and so many of arrays, which programs make anew in each step.
+// Touching new pages takes longer than reducing as much. These are the bytes that stay: of stages,
+// as many works may be in flight at once, and of arrays, which programs make anew in each step.
 constexpr uint64_t kKeptStageBytes = 64 << 20;
 constexpr uint64_t kKeptArrayBytes = 32 << 20;
 
-// Smaller pieces keep their pages for whatever comes there next.
+// Smaller pieces keep their pages for the next use.
 constexpr uint64_t kDiscardBytes = 64 << 10;
 
 constexpr uint64_t kPage = 4096;
@@ -32,8 +32,8 @@ SegmentWindow::SegmentWindow(int rank, int size, size_t bytes, bool reserves)
   segments_[static_cast<size_t>(rank)] = own_->segment;
 }
 
-// A segment is a file to the system: one longer than RLIMIT_FSIZE would end the process. And a
-// process maps those of all ranks of its host into 2^47 bytes of addresses.
+// A segment is a file to the system: one longer than RLIMIT_FSIZE would end the process. A process
+// maps those of all ranks of its host into 2^47 bytes of addresses.
 size_t SegmentWindow::default_bytes(int local_ranks) {
   constexpr size_t addresses = size_t{1} << 45;
   constexpr size_t least = 64 << 20;

@@ -24,12 +24,12 @@ class SegmentWindow final : public Window {
   /// @param size  ranks of the transport
   /// @param bytes  how much may be allocated; a quarter is for stages
   /// @param reserves  pages are allocated before they are touched: where the system promises no
-  /// more memory than it has, touching one that cannot be had ends the process
+  /// more memory than it has, touching one that it cannot provide ends the process
   /// @throws Error  the system refuses
   SegmentWindow(int rank, int size, size_t bytes, bool reserves = commits_strictly());
 
   /// As much as the machine has memory, or, with very many ranks, as much as can be mapped.
-  /// @throws Error  the process is limited to so little that it is of no use
+  /// @throws Error  the process is limited to too little memory
   static size_t default_bytes(int local_ranks);
 
   /// Whether the system promises no more memory than it has (vm.overcommit_memory is 2).
@@ -48,8 +48,8 @@ class SegmentWindow final : public Window {
   }
   std::optional<uint64_t> offset_of(const void* data, size_t bytes) const override;
 
-  /// What is freed goes back to the system, but for some megabytes that are kept for the next
-  /// arrays of their sizes.
+  /// Freed memory goes back to the system, except some megabytes that are kept for the next arrays
+  /// of their sizes.
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
   /// Pages stay for the next call, up to a bound.
   std::shared_ptr<std::byte> allocate_stage(size_t bytes) override;
@@ -69,7 +69,7 @@ class SegmentWindow final : public Window {
     uint64_t end() const { return begin + bytes; }
   };
 
-  // Held by what is allocated, too.
+  // Allocations hold it, too.
   struct Own {
     std::shared_ptr<Segment> segment;
     const bool reserves;

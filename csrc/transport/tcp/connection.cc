@@ -16,11 +16,11 @@
 namespace ringdl::tcp {
 namespace {
 
-// A message of up to kWholeBytes has to fit. What is read here is copied once more; so it is not
-// much more than that.
+// A message of up to kWholeBytes has to fit. What is staged is copied once more, so it is not much
+// larger.
 constexpr size_t kStagedBytes = 16 << 10;
 
-// One connection is not read for longer than that while others wait.
+// At most this much is read from one connection while others wait.
 constexpr size_t kBytesPerLook = 1 << 20;
 
 // Messages that are written by one call.
@@ -28,7 +28,7 @@ constexpr size_t kSendsPerCall = 8;
 
 bool is_not_yet(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-// What the system says of a connection whose other end, host or network is gone.
+// The errors of a connection whose other end, host or network is gone.
 bool is_end(int error) {
   return error == EPIPE || error == ECONNRESET || error == ETIMEDOUT || error == ECONNABORTED ||
          error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
@@ -79,7 +79,7 @@ void Connection::write() {
     if (result < 0) {
       if (is_not_yet(errno)) return;
       if (!is_end(errno)) check_call(-1, "sendmsg");
-      return drop_sends();  // what has come from there can still be read
+      return drop_sends();  // what has arrived from there can still be read
     }
     written_ += static_cast<size_t>(result);
     while (!sends_.empty() && written_ >= sizeof(Frame) + sends_.front().frame.bytes) {
@@ -126,8 +126,8 @@ bool Connection::read() {
   return true;
 }
 
-// Delivers what is staged, but for the beginning of a message that fits and is not all there.
-// While a large message has a place to go and has not all come, nothing is staged.
+// Delivers what is staged, except the beginning of a message that fits and is incomplete.
+// While a large message with a target is incomplete, nothing is staged.
 void Connection::parse() {
   while (begin_ < end_) {
     const std::byte* const at = staged_.data() + begin_;

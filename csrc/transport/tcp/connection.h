@@ -9,15 +9,15 @@
 
 namespace ringdl::tcp {
 
-/// What a connection tells of what happens on it. Nothing here calls back into the connection.
+/// Notified of what happens on a connection. Nothing here calls back into the connection.
 class Receiver {
  public:
-  /// All of a message has come, or what is left of it is given by begin_message().
+  /// All of a message has arrived, or what is left of it is given by begin_message().
   virtual void deliver(int from, int tag, const std::byte* data, size_t bytes) = 0;
 
-  /// A message of more than Connection::kWholeBytes begins: where it goes.
+  /// A message of more than Connection::kWholeBytes begins: returns where it goes.
   virtual std::byte* begin_message(int from, int tag, size_t bytes) = 0;
-  /// All of it is there.
+  /// All of it has arrived.
   virtual void end_message(int from) = 0;
 
   /// A send's buffer is not needed any more.
@@ -30,7 +30,7 @@ class Receiver {
 /// One end of a stream of messages between this rank and another. Nothing blocks.
 class Connection {
  public:
-  /// Messages of at most so many bytes are delivered in one piece. Control messages are.
+  /// Messages of at most this size are delivered in one piece. Control messages are.
   static constexpr size_t kWholeBytes = 8 << 10;
 
   /// @param socket  taken over
@@ -42,7 +42,7 @@ class Connection {
 
   int socket() const { return socket_; }
 
-  /// Sends after those before it. If the connection is broken, it ends at once.
+  /// Sends after the messages before it. If the connection is broken, it ends at once.
   void send(int tag, const std::byte* data, size_t bytes, Ticket ticket);
 
   /// Writes what can be written now.
@@ -50,14 +50,14 @@ class Connection {
   /// Whether there is more to write than the system takes now.
   bool has_more_to_write() const { return !sends_.empty(); }
 
-  /// Reads what can be read now, up to a bound, and tells the receiver.
+  /// Reads what can be read now, up to a bound, and notifies the receiver.
   /// @returns false once the other end is closed, or cannot be reached
   bool read();
 
-  /// Drops what is still to come of the message that begin_message() was called for.
+  /// Drops the rest of the message that begin_message() was called for.
   void discard_message() { into_ = nullptr; }
 
-  /// No more sends: the other end reads its end of the stream, once it has read what was sent.
+  /// No more sends: the other end reads the end of the stream after what was sent.
   void close_for_sending();
 
  private:
@@ -86,10 +86,10 @@ class Connection {
   size_t begin_ = 0;
   size_t end_ = 0;
   std::byte* into_ = nullptr;  // of the large message under way; null: nowhere
-  size_t left_ = 0;            // bytes of it that have not come
+  size_t left_ = 0;            // bytes of it that have not arrived
 };
 
-/// Raises Error unless a system call that returns -1 on failure was well.
+/// Throws Error if a system call returned -1.
 /// @returns what it returned
 int check_call(int result, const char* call);
 

@@ -29,8 +29,8 @@ namespace {
 using tcp::check_call;
 using tcp::Connection;
 
-// Connections of which one look takes what has come; others wait for the next look.
-constexpr int kEventsPerLook = 64;
+// Connections that one poll reads; others wait for the next poll.
+constexpr int kEventsPerPoll = 64;
 
 constexpr int64_t kCloseNs = kSecond;
 
@@ -137,7 +137,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
   }
 
   int poll() override {
-    look();
+    read_ready();
     int count = 0;
     while (!ending_.empty()) {
       const Ticket ticket = ending_.front();
@@ -155,7 +155,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
       std::erase(posted_[{slot.rank, slot.tag}], receive);
     } else if (slot.state == State::kFilling) {
       let_go(peers_[static_cast<size_t>(slot.rank)], receive);
-    } else {  // an owner withdraws while poll() tells it of another ending
+    } else {  // an owner withdraws while poll() notifies it of another end
       std::erase(ending_, receive);
     }
     slots_.remove(receive);
@@ -176,7 +176,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
     size_t bytes;
   };
 
-  // A message that came before its receive was posted.
+  // A message that arrived before its receive was posted.
   struct Unexpected {
     int from;
     std::vector<std::byte> data;
@@ -189,8 +189,8 @@ class TcpTransport final : public Transport, private tcp::Receiver {
   struct Peer {
     std::unique_ptr<Connection> connection;  // null: this rank itself, or lost
     bool is_watched_for_room = false;
-    // Where the large message goes that is under way: into a receive's buffer, or among the
-    // unexpected ones of a tag; nowhere, if that receive was withdrawn.
+    // Where the large message under way goes: into a receive's buffer, or among the unexpected ones
+    // of a tag; nowhere, if that receive was withdrawn.
     std::optional<Ticket> filling;
     int unexpected_tag = 0;
     std::optional<Messages::iterator> unexpected;
@@ -225,7 +225,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
                "epoll_ctl");
   }
 
-  // Has epoll tell when more can be written, if there is more, and only then.
+  // Has epoll report when more can be written, only while there is more.
   void watch_for_room(int rank) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     const bool wanted = peer.connection->has_more_to_write();
@@ -234,9 +234,9 @@ class TcpTransport final : public Transport, private tcp::Receiver {
     watch(EPOLL_CTL_MOD, rank, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN);
   }
 
-  void look() {
-    std::array<epoll_event, kEventsPerLook> events;
-    const int count = epoll_wait(epoll_, events.data(), kEventsPerLook, 0);
+  void read_ready() {
+    std::array<epoll_event, kEventsPerPoll> events;
+    const int count = epoll_wait(epoll_, events.data(), kEventsPerPoll, 0);
     if (count < 0 && errno != EINTR) check_call(count, "epoll_wait");
     for (int i = 0; i < count; ++i) {
       const int rank = events[static_cast<size_t>(i)].data.fd;
@@ -331,7 +331,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
     }
   }
 
-  // A receive is withdrawn while its message comes: the rest of that goes nowhere.
+  // A receive is withdrawn while its message arrives: the rest is dropped.
   void let_go(Peer& peer, Ticket receive) {
     if (peer.filling == receive) {
       peer.filling.reset();
@@ -367,7 +367,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
   const int epoll_;
   TicketTable<Slot> slots_;
   std::unordered_map<Source, std::deque<Ticket>, SourceHash> posted_;  // kept: tags are reused
-  std::unordered_map<int, Messages> unexpected_;                       // by tag, as they came
+  std::unordered_map<int, Messages> unexpected_;                       // by tag, as they arrived
   std::deque<Ticket> ending_;
   std::vector<Lost> lost_;
 };

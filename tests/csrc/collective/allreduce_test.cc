@@ -39,7 +39,7 @@ const std::vector<std::optional<Algorithm>> kChoices = {std::nullopt, Algorithm:
                                                         Algorithm::kDoubling, Algorithm::kDirect,
                                                         Algorithm::kHierarchical};
 
-// So small that all dtypes hold all sums, and all products but for wrapping.
+// Small enough that all dtypes hold all sums and, except for wrapping, all products.
 int64_t item(int rank, int64_t i) { return (i * 7 + rank * 3) % 5 == 0 ? 2 : 1; }
 bool truth(int rank, int64_t i) { return (i + rank * rank) % 3 != 0; }
 
@@ -151,7 +151,7 @@ void check_values(const Pending& pending, DType dtype, const Item& expected) {
   CHECK(std::memcmp(pending.array.get(), right.data(), pending.bytes) == 0);
 }
 
-// All reductions at once, and sums that show their order, whose bits are told apart by a digest.
+// All reductions at once, and sums that show their order, whose bits are compared by a digest.
 void reduce_all(Driver& driver, Memory& memory, Call call, int64_t count,
                 std::vector<uint64_t>& digests) {
   const DType dtype = call.dtype;

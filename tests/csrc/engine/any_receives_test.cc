@@ -1,5 +1,5 @@
 // Receives that name no rank: each message once, in its sender's order, no sender passed over; and
-// what they say when none comes.
+// what they say when none arrives.
 
 #include <string>
 #include <vector>
@@ -58,7 +58,7 @@ void send_all(Driver& driver, int64_t count, const std::string& name) {
   for (const auto& work : works) driver.wait(work, kTimeout);
 }
 
-// Receives posted before and after their messages have come, small messages and granted ones.
+// Receives posted before and after their messages have arrived, small messages and granted ones.
 void test_all_are_received_in_order(int size, uint64_t delay_seed, int64_t count) {
   check::run_ranks(size, {}, {4096, delay_seed}, [&](Driver& driver) {
     for (const std::string name : {"", "tag"}) {
@@ -87,7 +87,7 @@ void test_all_are_received_in_order(int size, uint64_t delay_seed, int64_t count
   });
 }
 
-// All have sent before anything is received: nobody comes a second time before all have come once.
+// All have sent before anything is received: no rank is served twice before all were served once.
 void test_ranks_are_served_in_turn() {
   constexpr int size = 4;
   check::run_ranks(size, {}, {4096, 0}, [&](Driver& driver) {
@@ -99,10 +99,10 @@ void test_ranks_are_served_in_turn() {
         works.push_back(driver.submit(between(driver, driver.rank(), 0, 1, ""), &arrays.back()[0]));
       }
     }
-    barrier(driver);  // what was sent before has come with it, or a look later
+    barrier(driver);  // what was sent before has arrived with it, or a poll later
     pause_ms(20);
     if (driver.rank() == 0) {
-      driver.look();
+      driver.poll();
       for (int round = 0; round < 3; ++round) {
         std::vector<bool> came(size);
         for (int i = 1; i < size; ++i) {
@@ -176,7 +176,7 @@ void test_errors() {
   });
 }
 
-// Ranks 1 and 2 wait for rank 0, which waits for either: no timeout is needed to see that.
+// Ranks 1 and 2 wait for rank 0, which waits for either: no timeout is needed to find that.
 void test_a_deadlock_is_found() {
   check::run_ranks(3, {}, {4096, 3}, [](Driver& driver) {
     int32_t value = 0;
@@ -187,7 +187,7 @@ void test_a_deadlock_is_found() {
   });
 }
 
-// wait_any() ends with the first of several, with news, and when the time of one is over.
+// wait_any() ends with the first of several, on a notification, and when the time of one is over.
 void test_waiting_for_any_of_several() {
   check::run_ranks(2, {}, {4096, 4}, [](Driver& driver) {
     float first = 1;
@@ -196,11 +196,12 @@ void test_waiting_for_any_of_several() {
       const auto later = driver.submit(check::sum_of(1, "first"), &first);
       const auto soon = driver.submit(check::sum_of(1, "second"), &second);
       const auto begin = now_ns();
-      CHECK(!driver.wait_any({{later, begin, kTimeout}, {soon, begin, kTimeout}}, driver.news()));
+      CHECK(!driver.wait_any({{later, begin, kTimeout}, {soon, begin, kTimeout}},
+                             driver.notifications()));
       CHECK(soon->ended());
       CHECK(!later->ended());
-      const uint64_t seen = driver.news();
-      driver.tell_news();
+      const uint64_t seen = driver.notifications();
+      driver.notify();
       CHECK(!driver.wait_any({{later, begin, kTimeout}}, seen));
       CHECK(!later->ended());
       barrier(driver);
@@ -216,7 +217,7 @@ void test_waiting_for_any_of_several() {
       const auto later = driver.submit(check::sum_of(0, "later"), nullptr);
       const auto begin = now_ns();
       const auto stalled = driver.wait_any(
-          {{later, begin, kTimeout}, {late, begin, 100 * kMillisecond}}, driver.news());
+          {{later, begin, kTimeout}, {late, begin, 100 * kMillisecond}}, driver.notifications());
       CHECK(stalled && stalled->index == 1);
       CHECK(stalled->why.find("'late' did not end within 0.1 s") != std::string::npos);
       barrier(driver);

@@ -1,4 +1,4 @@
-// What one work says to another rank and hears from it: polled ends over the loopback transport.
+// The messages of one work to and from another rank: polled ends over the loopback transport.
 
 #include "engine/channels.h"
 
@@ -49,7 +49,7 @@ class End {
   int64_t received() { return channel.received(other_); }
 
   std::unique_ptr<Transport> transport;
-  bool accepts = true;  // what comes; else it is put off
+  bool accepts = true;  // what arrives; else it is put off
   int touched = 0;
   EngineCounters counters;
 
@@ -87,7 +87,7 @@ class End {
   std::vector<std::pair<ControlMessage, Bytes>> put_off_;
 
  public:
-  KeyedChannel channel;  // goes before what it uses
+  KeyedChannel channel;  // destroyed before what it uses
 };
 
 struct Pair {
@@ -149,7 +149,7 @@ void test_order(bool posts_first) {
   }
 }
 
-// Nothing is taken from a rank before its header is found to agree.
+// Nothing is taken from a rank before its header agrees.
 void test_header_comes_first() {
   Pair pair;
   const Bytes data = noise(100, 1);
@@ -157,7 +157,7 @@ void test_header_comes_first() {
   pair[1].accepts = false;
   pair[1].channel.receive(0, room.data(), room.size());
   pair[0].channel.send(1, data.data(), data.size());
-  CHECK_EQ(pair[0].sent(), 0);  // it waits to go with the header
+  CHECK_EQ(pair[0].sent(), 0);  // it waits to be sent with the header
   pair[0].channel.announce(true);
   CHECK_EQ(pair[0].sent(), 1);
   pair.poll();
@@ -167,7 +167,7 @@ void test_header_comes_first() {
   CHECK(room == data);
 }
 
-// A header that has nothing to wait for goes alone.
+// A header that has nothing to wait for is sent alone.
 void test_header_alone() {
   Pair pair;
   pair[0].channel.announce(false);
@@ -176,7 +176,7 @@ void test_header_alone() {
   CHECK(!pair[0].channel.agreed());
 }
 
-// Who gives up keeps the tags on which messages may still come, and tells how many it has sent.
+// An end that gives up keeps the tags on which messages may arrive, and reports what it sent.
 void test_abort() {
   Pair pair;
   const Bytes data = noise(100'000, 1);

@@ -1,4 +1,4 @@
-// Control messages: in order per sender, whatever receives they come by and however these end.
+// Control messages: in order per sender, whatever receives they arrive by and however these end.
 
 #include "engine/control.h"
 
@@ -17,7 +17,7 @@ using namespace ringdl;
 
 namespace {
 
-// Tells of operations late, and in another order than that in which they ended.
+// Reports operations late, and in another order than that in which they ended.
 class Shuffling final : public Transport, public Completion {
  public:
   explicit Shuffling(std::unique_ptr<Transport> inner)
@@ -88,7 +88,7 @@ class Shuffling final : public Transport, public Completion {
   int withdrawn_ = 0;
 };
 
-// Every rank writes to every other, in bursts, so that who writes often changes: more ranks than
+// Every rank writes to every other, in bursts, so that the frequent writers change: more ranks than
 // have a receive of their own.
 void test_order_per_sender() {
   constexpr int kRanks = 12;

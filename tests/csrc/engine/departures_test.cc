@@ -1,4 +1,5 @@
-// Who has left: known to all in the end, with no message after that; and what a rank waits for.
+// Which ranks have left: known to all in the end, with no message after that; and what a rank waits
+// for.
 
 #include "engine/departures.h"
 
@@ -47,7 +48,7 @@ class Ranks {
     for (int rank = 0; rank < size(); ++rank) {
       if (rank == dead_) continue;
       transports_[static_cast<size_t>(rank)]->poll();
-      (*this)[rank].look(now_);
+      (*this)[rank].check(now_);
     }
   }
 
@@ -79,7 +80,7 @@ class Ranks {
   int cut_to_ = -1;
 };
 
-// Whether each rank says what it waits for as long as it waits; of those missing one rank alone.
+// Each rank says what it waits for while it waits; only one names the missing ranks.
 void check_words(Ranks& ranks) {
   for (int rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].has_left(rank)) continue;

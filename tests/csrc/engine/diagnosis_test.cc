@@ -1,5 +1,5 @@
-// Many ranks, of which some are late, silent or gone: those that wait name just these, after few
-// messages of each.
+// Many ranks, of which some are late, silent or gone: those that wait name just these, after a few
+// messages each.
 
 #include <algorithm>
 #include <atomic>
@@ -26,8 +26,8 @@ std::string text_of(const std::set<int>& ranks) {
   return ranks_text(std::vector<int>(ranks.begin(), ranks.end()));
 }
 
-// All ranks wait for the same key but those that are late, some of which do not even answer. Each
-// one's error names all of these. Then all comes to a good end.
+// All ranks wait for the same key except those that are late, some of which do not even answer.
+// Each one's error names all of these. Then all ends well.
 void stalls(int size, const std::set<int>& late, const std::set<int>& silent, bool is_reversed,
             int64_t most_messages) {
   std::atomic<int> named = 0;
@@ -68,7 +68,7 @@ void stalls(int size, const std::set<int>& late, const std::set<int>& silent, bo
             const bool names_late =
                 late.empty() ||
                 what.find(": " + text_of(late) + (late.size() == 1 ? " has" : " have") +
-                          " not come") != std::string::npos;
+                          " not arrived") != std::string::npos;
             const bool names_silent =
                 silent.empty() ||
                 what.find(text_of(silent) + " did not answer (") != std::string::npos;
@@ -96,14 +96,14 @@ void some_do_not_answer() {
   stalls(8, {}, {0}, true, 40);
 }
 
-// The only one that waits asks all; nobody else can tell.
+// The only one that waits asks all; nobody else knows.
 void most_are_late() {
   std::set<int> late;
   for (int rank = 1; rank < 16; ++rank) late.insert(rank);
   stalls(16, late, {}, false, 40);
 }
 
-// A rank leaves early. Those that wait hear of it over others, though the next rank has nothing to
+// A rank leaves early. Those that wait are notified via others, though the next rank has nothing to
 // ask it.
 void early_leaver_is_blamed() {
   constexpr int kSize = 16;
@@ -123,7 +123,7 @@ void early_leaver_is_blamed() {
   });
 }
 
-// Ranks leave at any time: each hears of all others before it closes, in a few messages.
+// Ranks leave at any time: each is notified of all others before it closes, in a few messages.
 void departures_take_few_messages() {
   for (const int size : {2, 3, 5, 6, 22, 40}) {
     for (const int spread_ms : {0, 200}) {
@@ -141,7 +141,7 @@ void departures_take_few_messages() {
 }
 
 // Two groups of ranks wait for each other's key: rank 0 asks all about both, and nobody is stuck
-// while a late rank may still come.
+// while a late rank may still arrive.
 void stuck_ranks_are_told_among_many() {
   constexpr int kSize = 12;
   run_drivers(kSize, {}, {}, [&](const Shared& driver) {

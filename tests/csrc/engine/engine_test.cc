@@ -47,9 +47,9 @@ void any_order(Driver& driver) {
   }
 }
 
-// Rank `wrong` passes something else; every rank hears of it, and three large works beside it end
+// Rank `wrong` passes something else; every rank is notified, and three large works beside it end
 // well, a hundred times over.
-// A failed work may be sending from its buffer still when it fails, so the buffers are kept.
+// A failed work may still be sending from its buffer, so the buffers are kept.
 void mismatches(Driver& driver, std::vector<std::vector<double>>& kept) {
   const int wrong = driver.size() - 1;
   for (int i = 0; i < 100; ++i) {
@@ -108,7 +108,7 @@ void late_rank(Driver& driver) {
   }
   const auto work = driver.submit(sum_of(1, "late"), &x);
   if (driver.rank() != 1) {
-    CHECK_THROWS(driver.wait(work, kSecond / 2), StallError, "rank 1 has not come");
+    CHECK_THROWS(driver.wait(work, kSecond / 2), StallError, "rank 1 has not arrived");
   }
   driver.wait(work, kTimeout);
   CHECK_EQ(x, static_cast<float>(driver.size()));
@@ -128,8 +128,9 @@ void buckets(const std::shared_ptr<Driver>& driver) {
     specs.push_back(
         {"g" + std::to_string(i), {i + 1, 3}, i % 4 == 0 ? DType::kFloat64 : DType::kFloat32, {}});
   }
-  GradientBuckets buckets(driver, specs, plan_buckets(specs, 300, 100), Reduction::kAverage, 0,
-                          driver->group_of_all_ranks());
+  const auto made =
+      check::make_buckets(driver, specs, plan_buckets(specs, 300, 100), 0, Reduction::kAverage);
+  GradientBuckets& buckets = *made;
   std::mt19937 random(static_cast<unsigned>(driver->rank()));
   const auto value = [](int rank, int i, int round) { return rank * 4 + i + round; };
   for (int round = 0; round < 20; ++round) {
@@ -217,8 +218,8 @@ void one_thread_only() {
   CHECK_THROWS(driver.submit({}, nullptr), UsageError, "shut down");
 }
 
-// MPI moves the bytes of a long message in looks in which nothing ends. They take time, and must
-// not make the progress thread sleep as if it had looked in vain so long.
+// MPI moves the bytes of a long message in polls in which nothing ends. They take time, and must
+// not make the progress thread sleep as if it had polled in vain for that time.
 void long_looks() {
   constexpr int kLongLooks = 40;
   constexpr int64_t kLongLookNs = 2 * kMillisecond;
@@ -247,7 +248,7 @@ void long_looks() {
           const int64_t begin = now_ns();
           while (looks < 4 * kLongLooks) sleep_ns(kMillisecond);
           CHECK(now_ns() - begin <
-                kLongLooks * 16 * kLongLookNs);  // it would sleep 32 times so long
+                kLongLooks * 16 * kLongLookNs);  // it would sleep 32 times as long
           begun = false;
           driver->wait(driver->submit(sum_of(10, "now"), data.data()), kTimeout);
           driver->wait(work, kTimeout);

@@ -81,7 +81,7 @@ void lost_bucket_lets_the_thread_sleep() {
   });
 }
 
-// A failed call took the calls before it along on ranks that had not made them yet, and the ranks'
+// A failed call skipped the calls before it on ranks that had not made them yet, and the ranks'
 // numbers were out of step for ever.
 void failed_call_spares_those_before() {
   run_drivers(2, {}, {}, [](const Shared& driver) {
@@ -140,15 +140,16 @@ void computing_thread_is_late_only() {
   });
 }
 
-// A wait that was to give up counted as blocked, and both ranks were told that they wait for one
-// another, though the one would have gone on to what the other waited for.
+// A wait that would give up counted as blocked, and both ranks failed as waiting for one another,
+// though one would have gone on to what the other waited for.
 void wait_that_gives_up_is_late_only() {
   run_drivers(2, {}, {}, [](const Shared& driver) {
     float x = 1;
     float y = 1;
     if (driver->rank() == 0) {
       const auto work = driver->submit(sum_of(1, "x"), &x);
-      CHECK_THROWS(driver->wait(work, 4 * kSecond, {}, false), StallError, "rank 1 has not come");
+      CHECK_THROWS(driver->wait(work, 4 * kSecond, {}, false), StallError,
+                   "rank 1 has not arrived");
       driver->wait(driver->submit(sum_of(1, "y"), &y), kTimeout);
       driver->wait(work, kTimeout);
     } else {

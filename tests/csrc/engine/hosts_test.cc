@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <random>
 #include <span>
@@ -24,7 +26,7 @@ namespace {
 
 constexpr int64_t kTimeout = 20 * kSecond;
 
-// Ranks put and pass at random, at any pace: all find the same of each instance, and what was put.
+// Ranks put and pass at random, at any pace: all find the same outcome, and what was put.
 void test_slots() {
   constexpr int kRanks = 3;
   constexpr uint64_t kInstances = 3000;
@@ -51,14 +53,14 @@ void test_slots() {
         }
         const uint64_t own = instance * 10 + static_cast<uint64_t>(rank);
         SlotExchange exchange({slots, instance, instance}, rank);
-        SlotExchange::State state = SlotExchange::State::kNotYet;
-        while (state == SlotExchange::State::kNotYet) {
+        Polled state = Polled::kAwaitsRanks;
+        while (state == Polled::kAwaitsRanks) {
           state = exchange.step({reinterpret_cast<const std::byte*>(&own), sizeof(own)});
           sched_yield();
         }
         bool all_put = true;
         for (int other = 0; other < kRanks; ++other) all_put &= puts(instance, other);
-        CHECK_EQ(state == SlotExchange::State::kAllHavePut, all_put);
+        CHECK_EQ(state == Polled::kDone, all_put);
         for (int other = 0; other < kRanks && all_put; ++other) {
           uint64_t theirs = 0;
           std::memcpy(&theirs, exchange.payload(other), sizeof(theirs));
@@ -84,13 +86,13 @@ void test_slots_passed_over() {
   const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(&own), sizeof(own));
   for (uint64_t instance = 0; instance < 2; ++instance) first->pass(instance);
   SlotExchange early({first, 2, 1}, 0);  // the other rank has finished nothing yet
-  CHECK(early.step(bytes) == SlotExchange::State::kNotYet);
+  CHECK(early.step(bytes) == Polled::kAwaitsRanks);
   first->pass(3);
-  CHECK(early.step(bytes) == SlotExchange::State::kElsewhere);
+  CHECK(early.step(bytes) == Polled::kElsewhere);
   second->pass(0);
   second->pass(1);
   SlotExchange late({second, 2, 1}, 1);
-  CHECK(late.step(bytes) == SlotExchange::State::kElsewhere);
+  CHECK(late.step(bytes) == Polled::kElsewhere);
 }
 
 Call allreduce_of(int64_t count, const std::string& name = "") {
@@ -133,7 +135,40 @@ void test_direct_works() {
   }
 }
 
-// The ranks that have come reduce nothing before the last one has, and then take its part as well.
+// Callers that poll themselves: together, late by more than they poll for, or one with a work.
+void test_direct_now() {
+  std::atomic<int> done_at_once = 0;
+  for (const int size : {2, 3}) {
+    const auto windows = check::connected_windows(size, 64 << 20);
+    check::run_ranks(size, {}, {}, [&](Driver& driver) {
+      const auto rank = static_cast<size_t>(driver.rank());
+      driver.set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
+      for (int round = 0; round < 150; ++round) {
+        const int64_t count = std::array{16385, 70001, 400000}[static_cast<size_t>(round % 3)];
+        const bool is_shared = round % 4 != 0 || driver.rank() != round % size;
+        const size_t bytes = 4 * static_cast<size_t>(count);
+        const auto array = is_shared ? driver.allocate(bytes) : allocate(bytes);
+        auto* const values = reinterpret_cast<float*>(array.get());
+        std::fill_n(values, count, static_cast<float>(driver.rank() + round));
+        if (round % 5 == 0 && driver.rank() == round % size) sleep_ns(kMillisecond);
+        const bool is_now = round % 7 != 0 || driver.rank() != round % size;
+        const Call call = allreduce_of(count);
+        const auto work = is_now ? driver.allreduce_now(call, values) : driver.submit(call, values);
+        if (work) driver.wait(work, kTimeout);
+        done_at_once += static_cast<int>(!work);
+        const auto expected = static_cast<float>(size * round + size * (size - 1) / 2);
+        CHECK(std::all_of(values, values + count, [&](float v) { return v == expected; }));
+      }
+      const auto stats = driver.stats();
+      CHECK_EQ(stats.at("data_messages_sent"), 0.0);
+      CHECK_EQ(stats.at("works_in_flight"), 0.0);
+      CHECK_EQ(stats.at("works"), 150.0);
+    });
+  }
+  CHECK((done_at_once > 0) != check::is_set("RINGDL_TEST_EXECUTOR", "device"));
+}
+
+// Ranks that have arrived reduce nothing before the last one has, and then take its part as well.
 void test_pieces_are_taken_over() {
   constexpr size_t kCount = 1 << 20;
   const auto windows = check::connected_windows(2, 16 << 20);
@@ -294,7 +329,7 @@ void test_buckets_without_messages() {
 
 }  // namespace
 
-// What each of them needs goes once all ranks have dropped it.
+// What each of them needs is freed once all ranks have dropped it.
 void test_buckets_made_anew() {
   const std::vector<GradientSpec> specs = {{"a", {1000}, DType::kFloat32, {}}};
   constexpr int kTimes = 200;
@@ -320,7 +355,7 @@ void test_buckets_made_anew() {
   });
 }
 
-// A rank that has used up what it may share has its buckets elsewhere, and all go round.
+// A rank that has used up its share has its buckets elsewhere, and all use the ring.
 void test_buckets_without_room() {
   const std::vector<GradientSpec> specs = {{"a", {100}, DType::kFloat32, {}},
                                            {"b", {500000}, DType::kFloat32, {}}};
@@ -350,6 +385,7 @@ int main() {
   test_slots();
   test_slots_passed_over();
   test_direct_works();
+  test_direct_now();
   test_pieces_are_taken_over();
   test_hierarchical_works();
   test_hierarchical_buckets();

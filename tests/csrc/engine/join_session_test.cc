@@ -89,7 +89,7 @@ class Round {
     CHECK_EQ(int{any}, 0);
   }
 
-  // Over all ranks, not over those that take part; what travels as 16 bits, too.
+  // Over all ranks, not over those that take part; what is sent as 16 bits, too.
   void averages() {
     std::vector<float> data(5000, static_cast<float>((driver_.rank() + 1) * size_));
     Call average{Kind::kAllreduce, DType::kFloat32, Reduction::kAverage, -1, {5000}, "average"};
@@ -258,7 +258,7 @@ void test_calls() {
   }
 }
 
-// Who comes last: most works, then the highest rank.
+// Which rank joins last: most works, then the highest rank.
 void test_last() {
   check::run_ranks(4, {}, {}, [](Driver& driver) {
     const std::vector<int> works = {1, 3, 3, 2};
@@ -271,7 +271,7 @@ void test_last() {
   });
 }
 
-// What is in flight when a rank joins still ends, though it waits for it only afterwards.
+// Works in flight when a rank joins still end, though it waits for them only afterwards.
 void test_in_flight() {
   check::run_drivers(3, {}, {4096, 2}, [](const check::Shared& driver) {
     const auto buckets = check::one_bucket(driver, 5000);

@@ -1,6 +1,6 @@
-// Each kind of call as the state machine that is made for it, for every way of dealing some ranks
-// to hosts: ranks are objects of one thread, and steps, messages and a device's operations come in
-// orders drawn from a seed.
+// Each kind of call as the state machine that is made for it, for every way of placing some ranks
+// on hosts: ranks are objects of one thread, and steps, messages and a device's operations happen
+// in orders drawn from a seed.
 
 #include "engine/make_collective.h"
 
@@ -65,9 +65,10 @@ class Cluster {
   void add(int rank, const Call& call, void* data, Algorithm algorithm = Algorithm::kRing) {
     Description description = describe(call);
     description.algorithm = algorithm;
-    parts.push_back(make_collective(
-        network.executor(rank), call, description, data, *groups_[static_cast<size_t>(rank)],
-        kSegmentBytes, windows_[static_cast<size_t>(rank)], layouts_[static_cast<size_t>(rank)]));
+    const auto number = static_cast<size_t>(rank);
+    const Surroundings its{network.executor(rank), kSegmentBytes, windows_[number],
+                           layouts_[number], nullptr};
+    parts.push_back(make_collective(its, call, description, data, *groups_[number]));
   }
 
   bool is_possible(Algorithm algorithm) const {

@@ -96,7 +96,7 @@ void buckets(Cluster& cluster, size_t count) {
   cluster.for_each([](Engine& engine) { engine.remove_bucket(0); });
 }
 
-// Who is late is found out under the test's clock, too.
+// Late ranks are found under the test's clock, too.
 void leaving(Cluster& cluster) {
   cluster.for_each([](Engine& engine) { engine.leave(); });
   CHECK(cluster.poll_until([&] {
@@ -106,7 +106,7 @@ void leaving(Cluster& cluster) {
   }));
 }
 
-// Arrays in memory that the ranks of a host share, and such as only their owners reach.
+// Arrays in memory that the ranks of a host share, and arrays that only their owners reach.
 void share_memory(const std::vector<int>& hosts) {
   constexpr size_t kBytes = 8 << 20;
   constexpr size_t kCount = 30000;

@@ -42,7 +42,7 @@ void failed_works_leave_before_shutdown() {
   }
 }
 
-// shutdown() took the transport away from another thread's wait() that was about to look again.
+// shutdown() took the transport away from another thread's wait() that was about to poll again.
 void shutdown_waits_for_waiters() {
   std::atomic<bool> looks_away = false;
   run_drivers(2, {}, {}, [&](const Shared& driver) {
@@ -66,7 +66,7 @@ void shutdown_waits_for_waiters() {
   });
 }
 
-// Two threads in shutdown() waited for each other, or one was told that the engine is shut down.
+// Two threads in shutdown() waited for each other, or one failed as the engine was shut down.
 void two_threads_shut_down() {
   for (int i = 0; i < 100; ++i) {
     run_drivers(2, {}, {}, [](const Shared& driver) {
@@ -99,7 +99,7 @@ void interrupted_shutdown_is_repeated() {
   });
 }
 
-// Works that can never match kept ranks of which two threads had called in shutdown() for ever.
+// Works that can never match kept ranks with two calling threads in shutdown() for ever.
 void shutdown_ends_what_never_matches() {
   run_drivers(2, {}, {}, [](const Shared& driver) {
     float x = 1;
@@ -108,14 +108,14 @@ void shutdown_ends_what_never_matches() {
     other.join();
     const std::string own = "own of rank " + std::to_string(driver->rank());
     const auto work = driver->submit(sum_of(1, own), &y);
-    CHECK_THROWS(driver->wait(work, kSecond / 4), StallError, "has not come");
+    CHECK_THROWS(driver->wait(work, kSecond / 4), StallError, "has not arrived");
     driver->shutdown();
     CHECK_THROWS(driver->wait(work, kTimeout), MismatchError, own);
   });
 }
 
-// Rank 3 leaves. Rank 0 tells rank 1, which comes too late for anything but the error and leaves as
-// well; rank 2 hears of that before rank 0 has told it of rank 3, and blamed rank 1.
+// Rank 3 leaves. Rank 0 notifies rank 1, which arrives too late for anything but the error and
+// leaves as well; rank 2 was notified of that before rank 0 had reported rank 3, and blamed rank 1.
 void only_who_never_came_is_blamed(bool by_bucket) {
   const int told = by_bucket ? 1 : 2;
   std::atomic<int> buckets = 0;
@@ -156,7 +156,9 @@ void only_who_never_came_is_blamed(bool by_bucket) {
       pause_ms(50);
     }
     const auto sum = [&] {
-      driver->wait(by_bucket ? driver->launch_bucket(0) : driver->submit(sum_of(1, "k"), &x),
+      driver->wait(by_bucket ? driver->launch_bucket(
+                                   0, [] {}, true)
+                             : driver->submit(sum_of(1, "k"), &x),
                    kTimeout);
     };
     CHECK_THROWS(sum(), MismatchError, "rank 3 has shut down");
@@ -181,7 +183,7 @@ void shutdown_within_wait() {
   });
 }
 
-// A forked child that let go of an engine waited for its parent's progress thread.
+// A forked child that released an engine waited for its parent's progress thread.
 void forked_child_lets_go() {
   auto transports = make_loopback(2);
   Shared first = make_driver(std::move(transports[0]), {});
@@ -208,8 +210,8 @@ void forked_child_lets_go() {
   other.join();
 }
 
-// A rank ended before the answers to what it had asked came. Where a send needs the receiver to
-// take it, as with MPICH once a queue is full, the other rank's shutdown() never ended.
+// A rank ended before the answers to its questions arrived. Where a send needs the receiver to take
+// it, as with MPICH once a queue is full, the other rank's shutdown() never ended.
 void late_answers_are_taken() {
   run_drivers(2, {}, {0, 0}, [](const Shared& driver) {
     std::vector<float> data(60, 1.0f);
@@ -230,7 +232,7 @@ void late_answers_are_taken() {
   });
 }
 
-// The same of one that has a work in flight, and asks when it hears that the other has left.
+// The same for a rank that has a work in flight, and asks when notified that the other has left.
 void answers_come_before_the_end() {
   run_drivers(2, {}, {0, 0}, [](const Shared& driver) {
     std::vector<float> data(200, 1.0f);

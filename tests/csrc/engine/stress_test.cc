@@ -45,7 +45,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-/// What all ranks do, but for the one that disagrees.
+/// What all ranks do, except the one that disagrees.
 struct Operation {
   Call call;
   int wrong_rank = -1;
@@ -205,7 +205,7 @@ class Rank {
     CHECK_EQ(sum, static_cast<float>(program_.size));
   }
 
-  /// Any order, but for unnamed calls of one kind.
+  /// Any order, except of unnamed calls of one kind.
   static std::vector<size_t> random_order(const Operations& operations, Random& random) {
     std::vector<size_t> order(operations.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -222,7 +222,7 @@ class Rank {
     return order;
   }
 
-  /// @param is_now  whether an allreduce that is fit for it meets in slots
+  /// @param is_now  whether an allreduce that fits meets in slots
   Started start(const Operation& operation, bool is_now = false) {
     Call call = operation.call;
     const int rank = driver_->rank();
@@ -252,7 +252,7 @@ class Rank {
     return {operation, work, data};
   }
 
-  // Shared, but for some operations on some rank.
+  // Shared, except for some operations on some rank.
   std::shared_ptr<std::byte> memory_for(const Operation& operation, size_t bytes) const {
     const bool is_ordinary = operation.offset % 4 == 0 && driver_->rank() == operation.offset / 4;
     return window_ && !is_ordinary ? window_->allocate(bytes) : allocate(bytes);
@@ -312,7 +312,7 @@ class Rank {
     buckets_.reset();
   }
 
-  // Those who are not mistaken find their barrier failed.
+  // The barrier fails on ranks without the typo.
   void typo() {
     const bool is_mistaken = driver_->rank() == program_.size - 1;
     Operation operation;
@@ -333,7 +333,7 @@ class Rank {
   std::unique_ptr<GradientBuckets> buckets_;
   std::mutex lock_;
   std::vector<std::shared_ptr<std::byte>> done_;                      // reduced at once
-  std::unordered_map<uint64_t, std::shared_ptr<std::byte>> buffers_;  // by work, until it let go
+  std::unordered_map<uint64_t, std::shared_ptr<std::byte>> buffers_;  // by work, until released
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Who is told of works that are in flight for long, when, and in which words: polled engines under
-// the test's clock.
+// Which rank reports works that are in flight for long, when, and in which words: polled engines
+// under the test's clock.
 
 #include "engine/watchdog.h"
 
@@ -40,7 +40,7 @@ Call named(const std::string& name) {
   return call;
 }
 
-// Two of three ranks have submitted it: one of them tells of it, and again when it is twice as old.
+// Two of three ranks have submitted it: one of them reports it, and again when it is twice as old.
 void test_who_is_awaited() {
   Cluster cluster(3);
   cluster.for_each([](Engine& engine) { engine.set_watchdog(kAfterNs, false); });
@@ -52,7 +52,7 @@ void test_who_is_awaited() {
   CHECK_EQ(pass(cluster, kAfterNs - kSecond), "");
   const std::string first = pass(cluster, 4 * kSecond);
   CHECK_EQ(count(first, "allreduce 'late' has been in flight for 1"), 1u);
-  CHECK_EQ(count(first, "rank 0 has not come"), 1u);
+  CHECK_EQ(count(first, "rank 0 has not arrived"), 1u);
   CHECK_EQ(pass(cluster, 5 * kSecond), "");
   CHECK_EQ(count(pass(cluster, 7 * kSecond), "has been in flight for 2"), 1u);
   works.push_back(cluster[0].submit(named("late"), data.data()));
@@ -94,13 +94,13 @@ void test_shutdown() {
   Cluster cluster(2);
   Watchdog& watchdog = cluster[0].watchdog();
   watchdog.set_after(kAfterNs);
-  CHECK_EQ(watchdog.look_at_shutdown("rank 1", kSecond), "");
-  CHECK_EQ(watchdog.look_at_shutdown("rank 1", kAfterNs), "");
-  CHECK_EQ(watchdog.look_at_shutdown("rank 1", kSecond + kAfterNs),
+  CHECK_EQ(watchdog.check_shutdown("rank 1", kSecond), "");
+  CHECK_EQ(watchdog.check_shutdown("rank 1", kAfterNs), "");
+  CHECK_EQ(watchdog.check_shutdown("rank 1", kSecond + kAfterNs),
            "ringdl: shutdown() has waited 10 s for rank 1\n");
-  CHECK_EQ(watchdog.look_at_shutdown("rank 1", 2 * kAfterNs), "");
-  CHECK_EQ(watchdog.look_at_shutdown("", kSecond + 2 * kAfterNs), "");  // another rank tells of it
-  CHECK_EQ(watchdog.look_at_shutdown("rank 1", kSecond + 4 * kAfterNs),
+  CHECK_EQ(watchdog.check_shutdown("rank 1", 2 * kAfterNs), "");
+  CHECK_EQ(watchdog.check_shutdown("", kSecond + 2 * kAfterNs), "");  // another rank reports it
+  CHECK_EQ(watchdog.check_shutdown("rank 1", kSecond + 4 * kAfterNs),
            "ringdl: shutdown() has waited 40 s for rank 1\n");
 }
 

@@ -338,7 +338,7 @@ void gather_and_scatter(int size, int root, int64_t scale, size_t segment_bytes,
   }
 }
 
-// Counted in any order: what ranks get is the same.
+// Ranks in any order: what they get is the same.
 void in_order(int size, int64_t scale, size_t segment_bytes, uint64_t seed) {
   const size_t few_bytes = seed % 2 == 0 ? 0 : 8 << 10;
   std::vector<int> order(static_cast<size_t>(size));
@@ -436,7 +436,7 @@ void chooses_the_tree() {
   CHECK(TreeBroadcast::is_faster(0, 1000, 1024));
 }
 
-// One rank means something else, in one of them by naming another root: nobody may finish.
+// One rank passes something else, in one case another root: no rank may finish.
 void disagreements(int size, uint64_t seed) {
   enum {
     kReduceScatter,

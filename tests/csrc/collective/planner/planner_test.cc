@@ -7,6 +7,8 @@
 #include "check.h"
 #include "collective/planner/algorithms.h"
 #include "collective/planner/choice.h"
+#include "collective/planner/plan.h"
+#include "collective/shared/slots.h"
 
 using namespace ringdl;
 
@@ -44,7 +46,7 @@ void the_fastest_possible_one_is_chosen() {
   }
 }
 
-// What has no cost where ranks are is not possible there, or would look as if it took no time.
+// What has no cost where ranks are is not possible there, or would seem to take no time.
 void what_is_possible_has_a_cost() {
   for (const std::vector<int>& hosts : kLayouts) {
     const HostLayout layout = HostLayout::of(hosts, 0);
@@ -69,6 +71,35 @@ void which_one_by_memory_and_size() {
   }
 }
 
+bool is(const Plan& plan, Meeting meeting, Algorithm algorithm) {
+  return plan.meeting == meeting && plan.algorithm == algorithm;
+}
+
+void how_ranks_meet() {
+  PlanningTable table;
+  table.segment_bytes = 32 << 10;
+  const HostLayout one = HostLayout::of({0, 0}, 0);
+  const HostLayout two = HostLayout::of({0, 0, 1, 1}, 0);
+  const size_t small = Slots::most_bytes(2);
+  CHECK(is(plan_allreduce({small, {}, true}, one, table), Meeting::kArraysInSlots,
+           Algorithm::kDirect));
+  CHECK(is(plan_allreduce({small + 1, {}, true}, one, table), Meeting::kPlacesInSlots,
+           Algorithm::kDirect));
+  CHECK(is(plan_allreduce({small, {}, false}, one, table), Meeting::kHeaders, Algorithm::kDirect));
+  CHECK(is(plan_allreduce({small, Algorithm::kRing, true}, one, table), Meeting::kHeaders,
+           Algorithm::kRing));
+  CHECK(is(plan_bucket(true, one, table), Meeting::kBeforehand, Algorithm::kDirect));
+  CHECK(is(plan_bucket(true, two, table), Meeting::kBeforehand, Algorithm::kHierarchical));
+  CHECK(is(plan_bucket(false, two, table), Meeting::kBeforehand, Algorithm::kRing));
+  table.wanted = Algorithm::kRing;
+  CHECK(is(plan_allreduce({small, {}, true}, one, table), Meeting::kHeaders, Algorithm::kRing));
+  CHECK(is(plan_bucket(true, two, table), Meeting::kBeforehand, Algorithm::kRing));
+  table.wanted = Algorithm::kHierarchical;  // which is not possible on one host
+  CHECK(is(plan_allreduce({small + 1, {}, false}, one, table), Meeting::kHeaders,
+           Algorithm::kDirect));
+  CHECK(is(plan_bucket(true, one, table), Meeting::kBeforehand, Algorithm::kDirect));
+}
+
 }  // namespace
 
 int main() {
@@ -76,5 +107,6 @@ int main() {
   the_fastest_possible_one_is_chosen();
   what_is_possible_has_a_cost();
   which_one_by_memory_and_size();
+  how_ranks_meet();
   return check::report();
 }

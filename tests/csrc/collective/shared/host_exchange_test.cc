@@ -1,5 +1,5 @@
-// Broadcast, allgather, alltoall and reduce-scatter among ranks that share memory: whose array is
-// there and whose is not, blocks of any length, several works at once.
+// Broadcast, allgather, alltoall and reduce-scatter among ranks that share memory: arrays there or
+// elsewhere, blocks of any length, several works at once.
 
 #include <algorithm>
 #include <atomic>
@@ -178,7 +178,7 @@ void test_every_kind() {
   }
 }
 
-// What calls need for themselves does not come from the room for arrays.
+// What calls need for themselves is not taken from the room for arrays.
 void test_no_room_for_arrays() {
   const auto windows = check::connected_windows(2, 16 << 20);
   check::run_ranks(2, {}, {}, [&](Driver& driver) {
@@ -261,7 +261,7 @@ class Metered final : public Transport {
   Meters& left_;
 };
 
-// Between hosts each byte travels once, however ranks are dealt to them.
+// Each byte is sent between hosts once, however ranks are placed on them.
 void test_several_hosts() {
   constexpr size_t kBytes = 600'000;
   constexpr int64_t kHeaders = 60'000;  // at most, and what else is not payload
@@ -342,7 +342,7 @@ void test_disagreements() {
   }
 }
 
-// The others hear of it, whether they have met that rank's neighbours or not.
+// The others are notified, whether they have met that rank's neighbours or not.
 void test_a_rank_that_leaves() {
   constexpr int kSize = 3;
   const auto windows = check::connected_windows(kSize, 16 << 20);

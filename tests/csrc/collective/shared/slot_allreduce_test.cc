@@ -1,5 +1,5 @@
 // Arrays reduced in slots, by ranks that are objects of one thread and step in orders drawn from a
-// seed: each is ahead of or behind the others by what slots allow.
+// seed: each is as far ahead of or behind the others as slots allow.
 
 #include "collective/shared/slot_allreduce.h"
 
@@ -50,9 +50,9 @@ class Rank {
       allreduce_.emplace(SlotCall{slots_, instance_, instance_}, array_.data(), bytes,
                          ReduceMany(DType::kFloat16, Reduction::kAverage, size_), rank_);
     }
-    const SlotExchange::State state = allreduce_->step(size_);
-    if (state == SlotExchange::State::kNotYet) return;
-    CHECK(state == SlotExchange::State::kAllHavePut);
+    const Polled state = allreduce_->step(size_);
+    if (state == Polled::kAwaitsRanks) return;
+    CHECK(state == Polled::kDone);
     CHECK(array_ == expected(bytes));
     allreduce_.reset();
     ++instance_;

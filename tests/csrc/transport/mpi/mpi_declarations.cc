@@ -1,5 +1,5 @@
 // Compiled, never run, against the mpi.h of each MPI at hand, with RINGDL_ABI naming the ABI that
-// it must have: holds our declarations against the real ones.
+// it must have: checks our declarations against the real ones.
 #include <mpi.h>
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Memory that ranks of one host share: who has which part, and other processes.
+// Memory that ranks of one host share: which rank has which part, and other processes.
 
 #include "transport/shm/segment_window.h"
 
@@ -98,7 +98,7 @@ void test_heap() {
 }
 
 // To the system, by a call that MPI libraries watch: else a network adapter would go on with the
-// pages that were there before.
+// old pages.
 void test_memory_is_given_back() {
   constexpr size_t kBytes = 40 << 20;
   const auto windows = check::connected_windows(2, 64 << 20);
@@ -160,15 +160,15 @@ void test_freed_memory_is_used_again() {
   CHECK(highest < 80u << 20);  // 20 of 4 MiB at most
 }
 
-// Of pages.
+// Bytes of pages.
 int64_t bytes_there(const SegmentWindow& window) {
   struct stat status{};
   CHECK_EQ(fstat(static_cast<int>(window.address().descriptor), &status), 0);
   return status.st_blocks * 512;
 }
 
-// What a program does again and again with stages touches no new pages, whatever sizes it had
-// before, also if several are in flight, and arrays come and go beside them.
+// Repeated use of stages touches no new pages, whatever sizes were used before, also if several are
+// in flight and arrays are made and freed beside them.
 void test_stages_are_kept() {
   const auto windows = check::connected_windows(1, 512 << 20);
   SegmentWindow& window = *windows[0];
@@ -212,8 +212,8 @@ void test_arrays_leave_room_for_stages() {
   CHECK(window.offset_of(stages.back().get(), 1 << 20).has_value());
 }
 
-// Where the system promises no more than it has, a page that cannot be had would end the process
-// once it is touched: it is asked for before.
+// Where the system promises no more than it has, touching a page that it cannot provide would end
+// the process: it is requested before.
 void test_pages_are_asked_for_before() {
   SegmentWindow window(0, 1, 8 << 20, true);
   const int64_t before = bytes_there(window);
@@ -289,7 +289,7 @@ void test_other_processes() {
   CHECK(!Segment::open(address));
 }
 
-// Not while it lives, though it may have let go of its memory.
+// Not while it lives, though it may have released its memory.
 void test_processes_that_have_ended() {
   int to_parent[2];
   int to_child[2];
@@ -316,7 +316,7 @@ void test_processes_that_have_ended() {
   for (const int descriptor : {to_parent[0], to_parent[1], to_child[0]}) close(descriptor);
 }
 
-// A child that lets go of what it inherited leaves the parent's memory alone.
+// A child that releases what it inherited leaves the parent's memory alone.
 void test_forked_children_free_nothing() {
   const auto windows = check::connected_windows(1, 8 << 20);
   std::shared_ptr<std::byte> memory = windows[0]->allocate(4 << 20);
@@ -360,8 +360,8 @@ void test_forked_children_wait_for_no_lock() {
   CHECK(!is_hanging);
 }
 
-// What takes less time is taken, and something else once that takes less; a pair of blocks that
-// says otherwise changes nothing, nor does a last part of a block.
+// The faster way is chosen, and the other once that is faster; one pair of blocks that says
+// otherwise changes nothing, nor does a last part of a block.
 void test_the_faster_stores_are_found() {
   const auto takes = [](int64_t ns) {
     const int64_t begin = thread_cpu_ns();

@@ -26,7 +26,7 @@ using Transports = std::vector<std::unique_ptr<Transport>>;
 
 constexpr size_t kWhole = tcp::Connection::kWholeBytes;
 
-// Messages about where they are handled in other ways, and more than sockets take at once.
+// Sizes around those at which the handling changes, and more than sockets take at once.
 constexpr size_t kSizes[] = {0, 1, kWhole - 1, kWhole, kWhole + 1, 16 << 10, 100 << 10, 20 << 20};
 
 struct Ends final : public Completion {
@@ -44,7 +44,7 @@ Bytes message_of(size_t bytes, unsigned seed) {
   return message;
 }
 
-// Looks on all ranks in turn until the condition holds, or for half a minute: sanitizers are slow.
+// Polls all ranks in turn until the condition holds, or for half a minute: sanitizers are slow.
 template <class Condition>
 bool look_until(const Transports& transports, const Condition& condition) {
   const int64_t deadline = now_ns() + 30 * kSecond;
@@ -80,7 +80,7 @@ void every_length(bool posted_before) {
   Ends sends;
   if (posted_before) receive();
   for (const Bytes& each : sent) ranks[0]->send(1, 7, each.data(), each.size(), sends);
-  if (!posted_before) {  // they are taken in whether somebody wants them or not
+  if (!posted_before) {  // they are read whether they are expected or not
     CHECK(look_until(ranks, [&] { return sends.tickets.size() == sent.size(); }));
     receive();
   }
@@ -93,7 +93,7 @@ void every_length(bool posted_before) {
   close_all(ranks);
 }
 
-// As much both ways at once as no socket holds, and nobody asks for it before all is sent.
+// More both ways at once than a socket holds, and nobody receives it before all is sent.
 void large_both_ways() {
   Transports ranks = make_tcp(2);
   Ends ends;
@@ -160,7 +160,7 @@ void from_any_rank() {
   for (const int from : {1, 2}) ranks[from]->send(0, 0, &numbers[from], sizeof(int), sends);
   CHECK(look_until(ranks, [&] { return ends.tickets.size() == 2; }));
   CHECK_EQ(heard[0] + heard[1], 3);
-  // Of another tag, of this rank itself, and come before they are asked for.
+  // Of another tag, of this rank itself, and arrived before their receives.
   ranks[1]->send(0, 1, &numbers[1], sizeof(int), sends);
   ranks[0]->send(0, 0, &numbers[0], sizeof(int), sends);
   ranks[2]->send(0, 0, &numbers[2], sizeof(int), sends);
@@ -181,13 +181,13 @@ void withdrawn() {
   ranks[1]->send(0, 4, &number, sizeof(int), sends);
   for (int i = 0; i < 100; ++i) ranks[0]->poll();
   CHECK(ends.tickets.empty() && heard == 0);
-  const Ticket next = ranks[0]->receive(1, 4, &heard, sizeof(int), ends);  // it is there
+  const Ticket next = ranks[0]->receive(1, 4, &heard, sizeof(int), ends);  // it has arrived
   CHECK(!ranks[0]->withdraw(next));
   CHECK_EQ(heard, 17);
   CHECK(ranks[0]->poll() == 0);
 
-  // A large message of which a part has come: its receive's buffer is let go at once, and the next
-  // message goes where it belongs.
+  // A large message of which a part has arrived: its receive's buffer is released at once, and the
+  // next message goes where it belongs.
   for (const bool posted_before : {true, false}) {
     const Bytes large = message_of(40 << 20, 3), after = message_of(9 << 10, 4);
     Bytes into(large.size()), into_after(after.size());
@@ -238,7 +238,7 @@ void lost_after_its_last_words() {
   std::thread last_words([&] {
     ranks[1]->send(0, 2, words.data(), words.size(), sends);
     while (sends.tickets.empty()) ranks[1]->poll();
-    ranks[1].reset();  // waits for the others to see it
+    ranks[1].reset();  // waits for the others to notice
   });
   Ends answers;
   ranks[0]->send(1, 2, answer.data(), answer.size(), answers);

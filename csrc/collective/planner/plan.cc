@@ -1,0 +1,34 @@
+#include "collective/planner/plan.h"
+
+#include "collective/planner/algorithms.h"
+#include "collective/shared/slots.h"
+
+namespace ringdl {
+
+Plan plan_allreduce(const AllreduceRequest& request, const HostLayout& layout,
+                    const PlanningTable& table) {
+  if (request.algorithm) return {Meeting::kHeaders, *request.algorithm};
+  const bool may_use_slots = request.may_use_slots && !table.wanted;
+  if (may_use_slots && request.bytes <= Slots::most_bytes(layout.size())) {
+    return {Meeting::kArraysInSlots, Algorithm::kDirect};
+  }
+  if (table.wanted && is_possible(*table.wanted, request.bytes, layout, table.segment_bytes)) {
+    return {Meeting::kHeaders, *table.wanted};
+  }
+  const Algorithm fastest =
+      choose_allreduce(table.costs, request.bytes, layout, table.segment_bytes);
+  const bool is_direct = may_use_slots && fastest == Algorithm::kDirect;
+  return {is_direct ? Meeting::kPlacesInSlots : Meeting::kHeaders, fastest};
+}
+
+Plan plan_bucket(bool is_reached, const HostLayout& layout, const PlanningTable& table) {
+  Algorithm algorithm = Algorithm::kRing;
+  if (is_reached && table.wanted != Algorithm::kRing) {
+    for (const AllreduceAlgorithm* its : algorithms()) {
+      if (its->uses_agreed_memory && its->can_run(layout)) algorithm = its->id;
+    }
+  }
+  return {Meeting::kBeforehand, algorithm};
+}
+
+}  // namespace ringdl
