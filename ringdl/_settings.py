@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ringdl._engine import Algorithm
 from ringdl._errors import UsageError
 
-ALGORITHMS = ("ring", "doubling", "direct", "hierarchical")
+ALGORITHMS = tuple(algorithm.name for algorithm in Algorithm if algorithm != Algorithm.mpi)
 """Values of RINGDL_ALGORITHM. MPI's own allreduce is not for all calls: it must be alone."""
 
 RANK_PROCESS = "RINGDL_RANK_PROCESS"

@@ -34,7 +34,10 @@ def test_what_jobs_choose_by(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"RINGDL_ALGORITHM": "hierarchical"}, "cannot be followed: direct is for ranks"),
+        (
+            {"RINGDL_ALGORITHM": "hierarchical"},
+            "cannot be followed: hierarchical is for several hosts",
+        ),
         ({"RINGDL_TUNING": "nowhere.json"}, "RINGDL_TUNING='nowhere.json' cannot be read"),
     ],
     ids=["algorithm", "table"],

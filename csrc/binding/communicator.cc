@@ -348,6 +348,10 @@ void bind_communicator(nb::module_& module) {
       },
       nb::arg("costs"), nb::arg("byte_count"), nb::arg("hosts"), nb::arg("segment_bytes"));
   module.def(
+      "ranks_of_allreduce",
+      [](Algorithm algorithm) { return std::string(algorithm_of(algorithm).ranks); },
+      nb::arg("algorithm"));
+  module.def(
       "is_possible_allreduce",
       [](Algorithm algorithm, size_t bytes, const std::vector<int>& hosts, size_t segment_bytes) {
         return is_possible(algorithm, bytes, HostLayout::of(hosts, 0), segment_bytes);

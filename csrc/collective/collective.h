@@ -17,6 +17,11 @@ struct Gathered {
 
 /// One rank's part in one collective, as a state machine. It never blocks, sleeps, or reads a clock
 /// or the environment, so the same code runs over MPI, over threads, and in a simulator.
+///
+/// No rank may be done before all ranks are known to have made the same call: neighbours compare
+/// what they submitted, so each algorithm's messages pass every pair of neighbours in the ring of
+/// ranks, or wait for a barrier that does. Otherwise a rank could return a result where the others
+/// get a MismatchError. See docs/protocol.md.
 class Collective {
  public:
   virtual ~Collective() = default;
@@ -24,8 +29,8 @@ class Collective {
   /// Posts receives that may be posted before this rank's data is ready. Optional.
   virtual void prepare(Channel&) {}
 
-  /// Whether its first message to the next rank waits for nothing from that rank. The header is
-  /// then sent with it; otherwise alone, at once.
+  /// Whether it sends the next rank a message before it has received any from that rank. The header
+  /// then travels with that message; otherwise alone, at once.
   virtual bool greets_next() const { return false; }
 
   /// Does what can be done now. True once nothing is left to do on this rank: its result is
@@ -42,7 +47,8 @@ class Collective {
   /// Once done: what it has collected, if the result's size is only known then.
   virtual Gathered* gathered() { return nullptr; }
 
-  /// Where it stands, for people: "ring allreduce: 12 of 24 segments received".
+  /// Where it stands, for people: "ring allreduce: 12 of 24 segments received". What precedes the
+  /// colon is the work's name in a trace.
   virtual std::string describe() const = 0;
 };
 

@@ -139,7 +139,7 @@ void Census::advance(const Key& key, Count& count, int64_t now) {
 
 void Census::on_query(const ControlMessage& message, int64_t now) {
   const Key& key = message.head.key;
-  const SharedGroup group = host_.group_in_flight(key);
+  const SharedGroup group = owner_.group_in_flight(key);
   const Held from{message.from, message.head.sequence, message.head.tag};
   if (group) {
     begin(key, group, static_cast<int64_t>(message.head.value), message.head.age_ms * kMillisecond,
@@ -163,7 +163,7 @@ void Census::answer(const Key& key, const Count& count, const Held& to) {
   head.key = key;
   head.sequence = to.number;
   head.tag = to.level;
-  if (!host_.is_ahead(key)) head.flag |= kSubmittedFlag;
+  if (!owner_.is_ahead(key)) head.flag |= kSubmittedFlag;
   const bool takes_part = count.group && count.group->size() <= kMostMembers;
   if (takes_part) head.flag |= kTakesPartFlag;
   if (!takes_part || to.level == kStandingOnly) {
@@ -224,12 +224,12 @@ void Census::on_answer(const ControlMessage& message, int64_t now) {
     }
   }
   advance(key, count, now);
-  if (!submitted) host_.on_missing(key, message.from);
+  if (!submitted) owner_.on_missing(key, message.from);
 }
 
 void Census::on_left(const std::vector<int>& ranks, int64_t now) {
   for (auto& [key, count] : counts_) {
-    if (!count.group || !host_.group_in_flight(key)) continue;  // nobody wants to know any more
+    if (!count.group || !owner_.group_in_flight(key)) continue;  // nobody wants to know any more
     for (const int rank : ranks) {
       const int offset = count.offset_of(rank);
       if (offset == 0 || count.members[static_cast<size_t>(offset)].asked_ns == 0) continue;

@@ -29,7 +29,7 @@ enum class Standing : uint8_t { kUnknown, kMissing, kSubmitted };
 class Census {
  public:
   /// What it needs from the engine.
-  class Host {
+  class Owner {
    public:
     /// Whether this rank has not submitted the key, and does not know it to fail.
     virtual bool is_ahead(const Key& key) const = 0;
@@ -39,10 +39,10 @@ class Census {
     virtual void on_missing(const Key& key, int rank) = 0;
 
    protected:
-    ~Host() = default;
+    ~Owner() = default;
   };
 
-  Census(Host& host, ControlPlane& control) : host_(host), control_(control) {}
+  Census(Owner& owner, ControlPlane& control) : owner_(owner), control_(control) {}
 
   /// Counts the members of a group, unless that was begun a moment ago, here or elsewhere.
   /// @param patience_ns  how long to wait for a silent member
@@ -109,7 +109,7 @@ class Census {
   void answer_held(const Key& key, Count& count);
   void note(Count& count, int member, Standing standing);
 
-  Host& host_;
+  Owner& owner_;
   ControlPlane& control_;
   std::unordered_map<Key, Count, KeyHash> counts_;
   uint32_t next_number_ = 1;

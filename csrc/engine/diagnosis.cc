@@ -43,8 +43,8 @@ std::vector<int> from_bits(const std::byte* bits, size_t bytes, int size) {
 
 }  // namespace
 
-Diagnosis::Diagnosis(Host& host, Transport& transport, ControlPlane& control)
-    : host_(host),
+Diagnosis::Diagnosis(Owner& owner, Transport& transport, ControlPlane& control)
+    : owner_(owner),
       transport_(transport),
       control_(control),
       rank_(transport.rank()),
@@ -92,7 +92,7 @@ void Diagnosis::detect_stuck(int64_t now) {
 }
 
 void Diagnosis::count_where_ranks_left(int64_t now) {
-  const std::vector<bool>& has_left = host_.left();
+  const std::vector<bool>& has_left = owner_.left();
   const auto left = std::count(has_left.begin(), has_left.end(), true);
   if (left == 0 || (asked_serial_ == serial_ && asked_left_ == left)) return;
   asked_serial_ = serial_;
@@ -106,7 +106,7 @@ void Diagnosis::count_where_ranks_left(int64_t now) {
 }
 
 void Diagnosis::on_missing(const Key& key, int rank) {
-  if (host_.left()[static_cast<size_t>(rank)]) host_.fail_for_left(key, rank);
+  if (owner_.left()[static_cast<size_t>(rank)]) owner_.fail_for_left(key, rank);
 }
 
 void Diagnosis::report(int rank, uint64_t serial, const Wait& wait, int64_t now) {
@@ -176,7 +176,7 @@ uint32_t Diagnosis::ask(const Key& key, const std::vector<int>& ranks, int64_t n
       control_.send(to, head);
     }
   }
-  if (asks_itself) take(rank_, number, !host_.is_ahead(key), waits_.empty() ? 0 : serial_);
+  if (asks_itself) take(rank_, number, !owner_.is_ahead(key), waits_.empty() ? 0 : serial_);
   return number;
 }
 
@@ -185,7 +185,7 @@ void Diagnosis::on_query(const ControlMessage& message) {
   head.type = MessageType::kAnswer;
   head.key = message.head.key;
   head.sequence = message.head.sequence;
-  head.flag = host_.is_ahead(message.head.key) ? 0 : 1;
+  head.flag = owner_.is_ahead(message.head.key) ? 0 : 1;
   head.value = waits_.empty() ? 0 : serial_;
   control_.send(message.from, head);
 }
@@ -300,7 +300,7 @@ void Diagnosis::begin_round(int64_t now) {
     if (round_.empty()) return;
     const Question& question = questions_[number];
     if (question.answers[0] == Answer::kNotAsked) continue;
-    take(0, number, !host_.is_ahead(question.key), waits_.empty() ? 0 : serial_);
+    take(0, number, !owner_.is_ahead(question.key), waits_.empty() ? 0 : serial_);
   }
 }
 
@@ -376,7 +376,7 @@ void Diagnosis::end_round() {
     for (const Question& question : round) {
       for (size_t rank = 0; rank < stuck.size(); ++rank) {
         if (question.answers[rank] != answer) continue;
-        host_.send_verdict(static_cast<int>(rank), question.key, why);
+        owner_.send_verdict(static_cast<int>(rank), question.key, why);
       }
     }
   }

@@ -22,10 +22,10 @@ namespace ringdl {
 /// at once). And a *name* is called wrong only when ranks wait for one another: ranks that have
 /// been blocked for a second notify rank 0; if some may wait for one another it asks about the keys
 /// that they await, and sends the verdict on those on which ranks are stuck.
-class Diagnosis final : private Census::Host {
+class Diagnosis final : private Census::Owner {
  public:
   /// What it needs from the engine that it belongs to.
-  class Host {
+  class Owner {
    public:
     /// Whether this rank has not submitted the key, and does not know it to fail.
     virtual bool is_ahead(const Key& key) const = 0;
@@ -39,10 +39,10 @@ class Diagnosis final : private Census::Host {
     virtual void send_verdict(int to, const Key& key, const std::string& why) = 0;
 
    protected:
-    ~Host() = default;
+    ~Owner() = default;
   };
 
-  Diagnosis(Host& host, Transport& transport, ControlPlane& control);
+  Diagnosis(Owner& owner, Transport& transport, ControlPlane& control);
 
   /// A thread of this rank begins or ends a wait.
   /// @param for_good  whether it will submit nothing before the work has ended
@@ -104,8 +104,8 @@ class Diagnosis final : private Census::Host {
     SharedGroup counted = nullptr;  // if the census asks
   };
 
-  bool is_ahead(const Key& key) const override { return host_.is_ahead(key); }
-  SharedGroup group_in_flight(const Key& key) const override { return host_.group_in_flight(key); }
+  bool is_ahead(const Key& key) const override { return owner_.is_ahead(key); }
+  SharedGroup group_in_flight(const Key& key) const override { return owner_.group_in_flight(key); }
   void on_missing(const Key& key, int rank) override;
 
   std::vector<Answer> answers_to(const Question& question) const;
@@ -118,7 +118,7 @@ class Diagnosis final : private Census::Host {
   std::vector<bool> find_stuck(const std::vector<Question>& round) const;
   void end_round();
 
-  Host& host_;
+  Owner& owner_;
   Transport& transport_;
   ControlPlane& control_;
   const int rank_;

@@ -43,7 +43,7 @@ struct EngineOptions {
 ///
 ///     submit -> Matching (key, instance) -> Planning (a Collective) -> WorkTable (in flight)
 ///     poll   -> Transport -> ControlPlane -> Matching, WorkTable, ... -> works step and end
-class Engine final : private Diagnosis::Host, private JoinSession::Host {
+class Engine final : private Diagnosis::Owner, private JoinSession::Owner {
  public:
   Engine(std::unique_ptr<Transport> transport, EngineOptions options, const Clock& clock);
   /// Works still in flight are given up and their buffers no longer touched.
@@ -56,7 +56,8 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   /// All ranks, as a group.
   const SharedGroup& all() const { return all_; }
 
-  /// Starts a work on `data`, as Driver::submit().
+  /// Starts a work on `data`, which stays alive, unmoved and the work's own until that has ended:
+  /// see Driver::submit().
   std::shared_ptr<Work> submit(const Call& call, void* data);
   /// See Driver::refuse().
   void refuse(const Call& call, const std::string& why);
@@ -67,7 +68,8 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
 
   /// Does what can be done now. @returns how much that was: 0 if nothing has moved
   int poll();
-  /// Looks, now and then, whether something is wrong. @returns what there is to print
+  /// Checks whether something is wrong, each part at its own interval. @returns what is to be
+  /// printed
   std::string watch_over(int64_t now_ns);
   /// Finds, now and then, ranks that are no more, and tells the others. Works that these take part
   /// in fail on all ranks; those of other groups go on.
@@ -79,7 +81,7 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   bool is_quiet() const { return quiet_polls_ >= kQuietPolls; }
   static constexpr int kQuietPolls = 3;
 
-  /// The session is over, here: answers what was put off.
+  /// A join session is over on this rank: answers the diagnosis' questions that were put off.
   void end_join(const std::shared_ptr<JoinSession::Session>& session);
   /// Tells the others that this rank submits nothing more.
   void leave() { membership_.departures().leave(clock_.now_ns()); }
@@ -113,12 +115,14 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   const Hosts& hosts() const { return hosts_; }
 
  private:
-  // What parts ask for.
+  // For Diagnosis.
   bool is_ahead(const Key& key) const override;
   const std::vector<bool>& left() const override { return membership_.left(); }
   SharedGroup group_in_flight(const Key& key) const override;
   void fail_for_left(const Key& key, int left_rank) override;
   void send_verdict(int to, const Key& key, const std::string& why) override;
+
+  // For what submits works of its own: Submitter, and JoinSession.
   Key next_key(const Call& call, const Group& group) override;
   Description header_of(const Call& call) override;
   uint32_t inline_bytes() const override;
@@ -155,16 +159,17 @@ class Engine final : private Diagnosis::Host, private JoinSession::Host {
   const SharedGroup all_;
   const TagLayout tags_;
   const std::shared_ptr<ControlPlane> control_;
-  Matching matching_;
-  Hosts hosts_;
-  Planning planning_;
-  WorkTable works_;
+  // The parts: see docs/architecture.md. Each refers to some of those above it.
+  Matching matching_;  // which uses of each key were submitted, and what arrived for later ones
+  Hosts hosts_;        // which ranks share memory
+  Planning planning_;  // a call or a bucket -> a Collective
+  WorkTable works_;    // in flight
   BucketTable buckets_;
-  Immediate immediate_;
-  Membership membership_;
-  AnyReceives any_receives_;
-  JoinSession joining_;
-  Diagnosis diagnosis_;
+  Immediate immediate_;       // allreduces that a caller polls itself
+  Membership membership_;     // which ranks have left or failed
+  AnyReceives any_receives_;  // receives that name no rank
+  JoinSession joining_;       // answers for a rank that has joined
+  Diagnosis diagnosis_;       // why nothing moves
   Watchdog watchdog_;
   std::vector<ControlMessage> queries_;  // of the diagnosis, to be answered later
   bool watchdog_dumps_ = false;

@@ -63,14 +63,14 @@ Call neutral_call(const Description& theirs, const SharedGroup& group) {
 }  // namespace
 
 JoinSession::JoinSession(WorkTable& works, Matching& matching, BucketTable& buckets, Hosts& hosts,
-                         ControlPlane& control, const Clock& clock, Host& host, SharedGroup all)
+                         ControlPlane& control, const Clock& clock, Owner& owner, SharedGroup all)
     : works_(works),
       matching_(matching),
       buckets_(buckets),
       hosts_(hosts),
       control_(control),
       clock_(clock),
-      host_(host),
+      owner_(owner),
       all_(std::move(all)) {}
 
 uint64_t JoinSession::meetings() const {
@@ -115,10 +115,10 @@ bool JoinSession::is_over(Session& session) {
     call.reduction = Reduction::kMax;
     call.shape = {1};
     call.name = kMeeting;
-    const Description description = host_.header_of(call);
-    const Key key = host_.next_key(call, *all_);
+    const Description description = owner_.header_of(call);
+    const Key key = owner_.next_key(call, *all_);
     session.number = key.instance;
-    session.meeting = host_.submit_as(key, call, description, session.entry.data(), session_);
+    session.meeting = owner_.submit_as(key, call, description, session.entry.data(), session_);
   }
   // Answered works are known to all, but may not have ended here: they write to buckets.
   return session.meeting->ended() && (session.meeting->failure || works_.is_empty());
@@ -157,7 +157,7 @@ int JoinSession::answer_calls() {
     ++answered;
   }
   while (const auto number = buckets_.next_to_answer()) {
-    host_.launch_bucket_for_others(*number);
+    owner_.launch_bucket_for_others(*number);
     ++answered;
   }
   if (answered > 0) session->answered_ns = clock_.now_ns();
@@ -183,7 +183,8 @@ void JoinSession::answer(const Matching::Header& header) {
     matching_.take(key);
     for (const int to : told) {
       if (to == all_->rank) continue;
-      host_.send_failure(to, MessageType::kMismatch, key, {why, FailureKind::kUsage, theirs.joins});
+      owner_.send_failure(to, MessageType::kMismatch, key,
+                          {why, FailureKind::kUsage, theirs.joins});
     }
     return;
   }
@@ -194,8 +195,8 @@ void JoinSession::answer(const Matching::Header& header) {
   if (has_output) call.output = memory->data() + bytes;
   fill_neutral(call.dtype, call.reduction, memory->data(), bytes / item_bytes(call.dtype));
   Description ours = theirs;
-  ours.inline_bytes = host_.inline_bytes();
-  host_.submit_as(key, call, ours, memory->data(), memory);
+  ours.inline_bytes = owner_.inline_bytes();
+  owner_.submit_as(key, call, ours, memory->data(), memory);
   pass_next_in_slots();
 }
 
@@ -208,7 +209,7 @@ SharedGroup JoinSession::find_group(uint64_t id) const {
 void JoinSession::pass_next_in_slots() {
   Call call;
   call.kind = Kind::kAllreduce;
-  if (hosts_.slots() && is_joined()) hosts_.slots()->pass(host_.next_key(call, *all_).instance);
+  if (hosts_.slots() && is_joined()) hosts_.slots()->pass(owner_.next_key(call, *all_).instance);
 }
 
 void JoinSession::on_joined(int from, uint64_t meeting) {

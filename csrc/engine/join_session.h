@@ -32,16 +32,16 @@ namespace ringdl {
 class JoinSession {
  public:
   /// What it needs from its engine, beyond what parts that submit need.
-  class Host : public Submitter {
+  class Owner : public Submitter {
    public:
     virtual void launch_bucket_for_others(int64_t number) = 0;
 
    protected:
-    ~Host() = default;
+    ~Owner() = default;
   };
 
   JoinSession(WorkTable& works, Matching& matching, BucketTable& buckets, Hosts& hosts,
-              ControlPlane& control, const Clock& clock, Host& host, SharedGroup all);
+              ControlPlane& control, const Clock& clock, Owner& owner, SharedGroup all);
 
   /// How often all ranks have joined.
   uint64_t meetings() const;
@@ -100,7 +100,7 @@ class JoinSession {
   Hosts& hosts_;
   ControlPlane& control_;
   const Clock& clock_;
-  Host& host_;
+  Owner& owner_;
   const SharedGroup all_;
   std::shared_ptr<Session> session_;
   std::map<int, uint64_t> joined_;  // by rank: for which meeting, of those that may still wait

@@ -5,7 +5,7 @@ when they are accumulated and used. Rounds, steps, replicas, joining and process
 for all of them.
 """
 
-from ringdl._training.gradients import Gradients
+from ringdl._training.gradients import Gradients, agreeing, end_passes
 from ringdl._training.store import Spec, Store
 
-__all__ = ["Gradients", "Spec", "Store"]
+__all__ = ["Gradients", "Spec", "Store", "agreeing", "end_passes"]

@@ -5,8 +5,8 @@ launched, and the *round* ends with the pass: all ranks average. Then the optimi
 averages what passes leave unaveraged.
 
 ```
-pass     begin_pass   arrived(i) launch(i)   arrived(j) launch(j) ...   end_pass
-bucket                             \__ full: its allreduce is in flight      |
+pass     begin_pass   arrived(i)   arrived(j) ...                       end_pass
+bucket                           \__ full: its allreduce is in flight      |
 round                                      zeros for what is missing; wait for all buckets
 step     synchronize (joins in, if this rank had no pass)   the optimizer   finish_step
 ```
@@ -24,21 +24,38 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic
 
 import numpy as np
 
 import ringdl
 from ringdl import _timeline
+from ringdl._buckets import AGREEING
+from ringdl._engine import Kind
 from ringdl._reductions import CompressionName
-from ringdl._training import joining
+from ringdl._training import joining, replicas
+from ringdl._training.replicas import Replica
 from ringdl._training.rounds import Rounds, raise_out_of_step
 from ringdl._training.store import A, Store
 
 _numbers = itertools.count()
 _made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
 """The number of the next gradients of a communicator."""
+
+
+def end_passes(all_gradients: Iterable[Gradients[Any]]) -> None:
+    """End the passes of several optimizers' gradients, in the order in which these were made.
+
+    Ranks may reach them in different orders, and each would wait for the other.
+    """
+    for gradients in sorted(all_gradients, key=lambda gradients: gradients.number):
+        gradients.end_pass()
+
+
+def agreeing(communicator: ringdl.Communicator) -> AbstractContextManager[None]:
+    """Of what precedes the making of `Gradients`: what it raises is told to the other ranks."""
+    return communicator._telling(Kind.allgather, AGREEING)
 
 
 class Gradients(Generic[A]):
@@ -68,7 +85,7 @@ class Gradients(Generic[A]):
         check_replicas: bool = True,
     ) -> None:
         self.number = next(_numbers)
-        """Ranks that average several optimizers' gradients do so in this order."""
+        """See `end_passes`."""
         self.op = op
         self.compression = compression
         self.communicator = communicator
@@ -132,20 +149,25 @@ class Gradients(Generic[A]):
             not self.is_local and (self._passes + 1) % self._passes_per_round == 0
         )
 
-    def arrived(self, index: int) -> bool:
-        """A gradient was accumulated: it is in its view now. False if it stays sparse."""
+    def arrived(self, index: int, is_final: bool = True) -> bool:
+        """A gradient was accumulated: it is in its view now. False if it stays sparse.
+
+        Args:
+            index: which one.
+            is_final: whether nothing more is added to it in this pass. Then it is averaged as soon
+                as its bucket is full, from the second pass on, if this pass ends a round.
+        """
         self.is_pending = True
         if self.is_learning:
             self._observed.setdefault(index)
-        return self._adopt(index)
+        is_dense = self._adopt(index)
+        if is_dense and is_final and self.averages_at_end and not self.is_learning:
+            self._rounds.mark_ready(index)
+        return is_dense
 
     def is_launched(self, index: int) -> bool:
         """Whether a gradient that has arrived is being averaged, and must not change."""
         return index in self._rounds.ready
-
-    def launch(self, index: int) -> None:
-        """A gradient that has arrived is final in this pass."""
-        self._rounds.mark_ready(index)
 
     def end_pass(self) -> None:
         """Nothing more is accumulated in this pass. Collective, if it ends a round."""
@@ -169,6 +191,21 @@ class Gradients(Generic[A]):
         """The optimizer has stepped."""
         self.step += 1
         self.expect_round()
+
+    def check_replicas(self, named: Iterable[tuple[str, Replica]], how_to_mend: str) -> None:
+        """Before the first step: compare the parameters of all ranks. Collective.
+
+        Args:
+            named: the parameters, under the same names in the same order on every rank.
+            how_to_mend: the end of the error's sentence.
+
+        Raises:
+            MismatchError: on every rank, if they differ.
+        """
+        if not self.are_replicas_checked:
+            name = f"{self.key}.replicas"
+            replicas.check(list(named), self.communicator, name, how_to_mend)
+            self.are_replicas_checked = True
 
     def start_over(self) -> None:
         """Begin anew on all ranks, which may have made different numbers of steps."""

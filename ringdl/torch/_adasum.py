@@ -12,9 +12,9 @@ import torch
 
 import ringdl
 from ringdl._reductions import CompressionName
-from ringdl._training import joining
+from ringdl._training import joining, replicas
 from ringdl.torch._compiled import uncompiled
-from ringdl.torch._state import check_replicas
+from ringdl.torch._state import HOW_TO_MEND, replicas_of
 from ringdl.torch._wrapped import Unaveraged, wrap
 
 NamedParameters = list[tuple[str, torch.Tensor]]
@@ -72,7 +72,8 @@ class Changes:
     def begin(self) -> None:
         """The optimizer is going to step."""
         if not self._are_replicas_checked:
-            check_replicas(self.named, self.communicator, f"{self._key}.replicas")
+            name = f"{self._key}.replicas"
+            replicas.check([*replicas_of(self.named)], self.communicator, name, HOW_TO_MEND)
             self._are_replicas_checked = True
         self._before = [parameter.detach().clone() for _, parameter in self.named]
 

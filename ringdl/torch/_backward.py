@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ringdl._training import end_passes
 from ringdl.torch._compiled import uncompiled
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ def is_nested() -> bool:
 class _Outermost:
     """The outermost backward in progress, and the gradients that it has touched so far.
 
-    There is one callback for all, which averages in the order of construction: ranks may reach the
-    parameters of two optimizers in different orders, and each would wait for the other.
+    There is one callback for all optimizers: see `ringdl._training.end_passes`.
     """
 
     def __init__(self) -> None:
@@ -46,8 +46,9 @@ class _Outermost:
     @uncompiled
     def _end(self) -> None:
         self.task, touched, self.touched = -1, self.touched, []
-        for hooks in sorted(touched, key=lambda hooks: hooks.gradients.number):
+        for hooks in touched:
             hooks.finish_backward()
+        end_passes(hooks.gradients for hooks in touched)
 
 
 outermost = _Outermost()

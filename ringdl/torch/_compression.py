@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import torch
 
 import ringdl
 from ringdl._reductions import CompressionName
+from ringdl._training.compression import AnyCompression, wire_of
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -33,24 +34,6 @@ class Compression:
     none = Compressor("none")
     fp16 = Compressor("float16")
     bf16 = Compressor("bfloat16")
-
-
-AnyCompression: TypeAlias = str | None
-
-
-def wire_of(compression: AnyCompression) -> CompressionName | None:
-    """What travels.
-
-    Raises:
-        UsageError: neither one of `Compression` nor a dtype's name.
-    """
-    if compression is None or compression == Compression.none:
-        return None
-    if not isinstance(compression, str):
-        raise ringdl.UsageError(
-            f"compression is {compression!r}; take Compression.none, .fp16 or .bf16"
-        )
-    return cast(CompressionName, str(compression))
 
 
 def wire_of_sum(

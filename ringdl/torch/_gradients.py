@@ -159,9 +159,9 @@ class Hooks:
         task = _current_task()
         if task != self._task and task != self._nested_task:
             self._begin_backward(task)
-        if not gradients.arrived(index):
-            return
-        if task == self._nested_task:
+        is_nested_task = task == self._nested_task
+        is_final = not is_nested_task and index not in self._waits_for_end
+        if gradients.arrived(index, is_final) and is_nested_task:
             self._waits_for_end.add(index)
             if gradients.is_launched(index):
                 self._waits_for_end.update(range(len(self._store.specs)))
@@ -171,17 +171,10 @@ class Hooks:
                     "in the first backward; use "
                     "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
                 )
-        elif (
-            gradients.averages_at_end
-            and not gradients.is_learning
-            and index not in self._waits_for_end
-        ):
-            gradients.launch(index)
 
     def finish_backward(self) -> None:
-        """The outermost backward is at its end."""
+        """The outermost backward is at its end, and the pass is about to be ended."""
         self._task = None
-        self.gradients.end_pass()
 
     def _begin_backward(self, task: int) -> None:
         if is_nested():

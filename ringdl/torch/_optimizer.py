@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 import ringdl
-from ringdl._buckets import AGREEING
-from ringdl._engine import Kind
-from ringdl._training import Gradients
+from ringdl._training import Gradients, agreeing
+from ringdl._training.compression import AnyCompression, wire_of
 from ringdl._training.process_sets import (
     AnySet,
     ProcessSet,
@@ -23,9 +22,9 @@ from ringdl._training.process_sets import (
 from ringdl.torch._adasum import Changes, combine_steps
 from ringdl.torch._closure import reduced_closure
 from ringdl.torch._compiled import leave_uncompiled, uncompiled
-from ringdl.torch._compression import AnyCompression, Compression, wire_of
+from ringdl.torch._compression import Compression
 from ringdl.torch._gradients import Hooks, ParameterGradients, find_owner
-from ringdl.torch._state import check_replicas
+from ringdl.torch._state import HOW_TO_MEND, replicas_of
 from ringdl.torch._wrapped import Alone, Wrapped, refuse_passes, unwrap, wrap
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
@@ -105,7 +104,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     with (
         nullcontext()  # then the others make no call here that could wait for this one
         if is_alone or isinstance(op, ringdl.AdasumOp)
-        else communicator_of(process_set)._telling(Kind.allgather, AGREEING)
+        else agreeing(communicator_of(process_set))
     ):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ringdl.UsageError(
@@ -263,13 +262,7 @@ def _before_step(
                 "optimizer was wrapped, so it is not averaged; on all ranks, wrap the optimizer "
                 "again after parameters were unfrozen"
             )
-    if not gradients.are_replicas_checked:
-        check_replicas(
-            optimizer._ringdl_named_parameters,
-            gradients.communicator,
-            f"{gradients.key}.replicas",
-        )
-        gradients.are_replicas_checked = True
+    gradients.check_replicas(replicas_of(optimizer._ringdl_named_parameters), HOW_TO_MEND)
     if closure is None:
         return None
     reduced = reduced_closure(closure, gradients)

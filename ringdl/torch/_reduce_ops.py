@@ -18,9 +18,10 @@ import torch
 
 import ringdl
 from ringdl._reductions import Op
+from ringdl._training.compression import AnyCompression, wire_of
 from ringdl._training.process_sets import AnySet, communicator_of, global_process_set
 from ringdl.torch._compiled import leave_uncompiled
-from ringdl.torch._compression import AnyCompression, wire_of, wire_of_sum
+from ringdl.torch._compression import wire_of_sum
 from ringdl.torch._handles import Handle, begin, copied, is_tracked, require_tensors
 
 

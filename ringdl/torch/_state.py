@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,13 @@ from ringdl._training import replicas
 from ringdl._training.process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl._work import one_of_several_steps
 from ringdl.torch._unwrapped import watch
+
+HOW_TO_MEND = (
+    "call ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training, or, "
+    "if they are meant to differ, set RINGDL_CHECK_REPLICAS=0 or pass check_replicas=False to "
+    "DistributedOptimizer"
+)
+"""What to do about replicas that differ at the first step."""
 
 
 def broadcast_parameters(
@@ -137,20 +144,12 @@ def broadcast_optimizer_state(
         _undo_casts(optimizer, state_dict["state"])
 
 
-def check_replicas(
-    named_parameters: Sequence[tuple[str, torch.Tensor]],
-    communicator: ringdl.Communicator,
-    name: str,
-) -> None:
-    """Compare the bits of the parameters over all ranks: see `ringdl._training.replicas.check`."""
-    replicas.check(
-        [(each, TensorReplica(parameter)) for each, parameter in named_parameters],
-        communicator,
-        name,
-        "call ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training, "
-        "or, if they are meant to differ, set RINGDL_CHECK_REPLICAS=0 or pass "
-        "check_replicas=False to DistributedOptimizer",
-    )
+def replicas_of(
+    named_parameters: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, TensorReplica]]:
+    """The parameters as what all ranks hold one of each."""
+    for name, parameter in named_parameters:
+        yield name, TensorReplica(parameter)
 
 
 class TensorReplica:

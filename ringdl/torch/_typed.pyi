@@ -10,8 +10,8 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 import torch
 
 import ringdl
+from ringdl._training.compression import AnyCompression
 from ringdl._training.process_sets import AnySet
-from ringdl.torch._compression import AnyCompression
 from ringdl.torch._wrapped import Wrapped as WrappedOptimizer
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)

@@ -105,9 +105,7 @@ class Trained:
             self.store.gradients[index] = (
                 produced[index] if known is None else known + produced[index]
             )
-            is_dense = self.gradients.arrived(index)
-            if is_dense and self.gradients.averages_at_end and not self.gradients.is_learning:
-                self.gradients.launch(index)
+            self.gradients.arrived(index)
         self.gradients.end_pass()
 
     def step(self) -> list[Any]:

@@ -45,7 +45,8 @@ struct AllreduceRequest {
 Plan plan_allreduce(const AllreduceRequest& request, const HostLayout& layout,
                     const PlanningTable& table);
 
-/// Of a bucket.
+/// Of a bucket: an algorithm that uses memory agreed beforehand if that is reached, else the ring.
+/// Costs play no part.
 /// @param is_reached  whether the ranks of each host reach all arrays of that host
 Plan plan_bucket(bool is_reached, const HostLayout& layout, const PlanningTable& table);
 

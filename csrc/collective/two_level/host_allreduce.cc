@@ -190,6 +190,7 @@ std::unique_ptr<Collective> make(const AllreduceArguments& its) {
 
 }  // namespace
 
+// Direct where all arrays lie in shared memory, else staged: that is known once ranks have met.
 constinit const AllreduceAlgorithm kDirectAlgorithm = {
     .id = Algorithm::kDirect,
     .name = "direct",

@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "base/clock.h"
+#include "collective/planner/algorithms.h"
 #include "ranks.h"
 #include "reduce/reduce.h"
 
@@ -35,9 +36,14 @@ const std::vector<std::vector<int>> kLayouts = {{0},
                                                 {0, 0, 0, 0, 1, 1, 1, 1},
                                                 {0, 1, 2, 3, 4, 5, 6, 7}};
 
-const std::vector<std::optional<Algorithm>> kChoices = {std::nullopt, Algorithm::kRing,
-                                                        Algorithm::kDoubling, Algorithm::kDirect,
-                                                        Algorithm::kHierarchical};
+// None named, and each that may be chosen.
+std::vector<std::optional<Algorithm>> choices() {
+  std::vector<std::optional<Algorithm>> found = {std::nullopt};
+  for (const AllreduceAlgorithm* its : algorithms()) {
+    if (its->most_bytes != nullptr) found.emplace_back(its->id);
+  }
+  return found;
+}
 
 // Small enough that all dtypes hold all sums and, except for wrapping, all products.
 int64_t item(int rank, int64_t i) { return (i * 7 + rank * 3) % 5 == 0 ? 2 : 1; }
@@ -184,7 +190,7 @@ void reduce_all(Driver& driver, Memory& memory, Call call, int64_t count,
 std::vector<uint64_t> run(Driver& driver, const HostLayout& layout) {
   Memory memory{driver};
   std::vector<uint64_t> digests;
-  for (const std::optional<Algorithm> algorithm : kChoices) {
+  for (const std::optional<Algorithm> algorithm : choices()) {
     for (int d = 0; d < kDTypeCount; ++d) {
       Call call;
       call.kind = Kind::kAllreduce;
