@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-import numbers
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -46,6 +46,9 @@ class Framework(Protocol):
         Raises:
             UsageError: it is on a device, read-only, or in foreign byte order.
         """
+
+    def in_numpy(self, x: Any) -> np.ndarray | None:
+        """The same memory as a NumPy array, if that is contiguous and quickly found."""
 
     def write_back(self, array: Any, given: Any) -> None:
         """Copy the result of `for_engine` back into its array, unless they share memory."""
@@ -130,12 +133,19 @@ def operand(x: Any, *, written: bool) -> Operand:
     return Operand(x, array, dtype, framework)
 
 
+def in_numpy(x: Any) -> np.ndarray | None:
+    """See `Framework.in_numpy`; None if it is no array."""
+    framework = framework_of(x)
+    return None if framework is None else framework.in_numpy(x)
+
+
 def copy_of(x: Any) -> Any:
     """A contiguous copy of the same kind, for the forms that leave their argument alone."""
     framework = framework_of(x)
     if framework is not None:
         return framework.copy_of(x)
-    if isinstance(x, numbers.Number):  # NumPy's are, too
+    numpy = sys.modules.get("numpy")
+    if isinstance(x, (int, float)) or (numpy is not None and isinstance(x, numpy.generic)):
         import numpy as np
 
         return np.array(x)

@@ -84,7 +84,7 @@ class Reductions(Base):
         self._refuse_timeout(timeout, Kind.allreduce, name)
         if name is None and algorithm is None and compression is None and self._group is None:
             try:
-                begun = self._engine.allreduce_now(x, op)
+                begun = self._engine.allreduce_now(_arrays.in_numpy(x), op)
             except UsageError as error:
                 self._refuse(error, Kind.allreduce, name)
                 raise

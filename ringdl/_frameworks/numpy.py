@@ -34,6 +34,11 @@ def for_engine(x: AnyNDArray, *, written: bool) -> tuple[AnyNDArray, DType | Non
     return contiguous, None
 
 
+def in_numpy(x: AnyNDArray) -> AnyNDArray:
+    """See `ringdl._arrays.Framework.in_numpy`."""
+    return x
+
+
 def write_back(array: AnyNDArray, given: AnyNDArray) -> None:
     """See `ringdl._arrays.Framework.write_back`."""
     if array.__array_interface__["data"][0] != given.__array_interface__["data"][0]:

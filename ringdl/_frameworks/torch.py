@@ -11,6 +11,15 @@ import torch
 from ringdl._engine import DType
 from ringdl._errors import UsageError
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_IN_NUMPY = frozenset(
+    (
+        *(torch.float64, torch.float32, torch.float16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+)
+"""The dtypes that both ringdl and NumPy have."""
+
 
 def for_engine(x: torch.Tensor, *, written: bool) -> tuple[torch.Tensor, DType | None]:
     """See `ringdl._arrays.Framework.for_engine`."""
@@ -23,6 +32,19 @@ def for_engine(x: torch.Tensor, *, written: bool) -> tuple[torch.Tensor, DType |
     if x.layout != torch.strided:
         raise UsageError(f"the tensor has layout {x.layout}; pass a dense one (.to_dense())")
     return x.detach().resolve_neg().contiguous(), None
+
+
+def in_numpy(x: torch.Tensor) -> np.ndarray[Any, Any] | None:
+    """See `ringdl._arrays.Framework.in_numpy`."""
+    is_plain = (
+        type(x) in _PLAIN
+        and x.dtype in _IN_NUMPY
+        and x.device.type == "cpu"
+        and x.layout == torch.strided
+        and x.is_contiguous()
+        and not x.is_neg()
+    )
+    return x.detach().numpy() if is_plain else None
 
 
 def write_back(array: torch.Tensor, given: torch.Tensor) -> None:

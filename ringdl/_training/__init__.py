@@ -6,6 +6,6 @@ for all of them.
 """
 
 from ringdl._training.gradients import Gradients, agreeing, end_passes
-from ringdl._training.store import Spec, Store
+from ringdl._training.store import SparseStore, Spec, Store
 
-__all__ = ["Gradients", "Spec", "Store", "agreeing", "end_passes"]
+__all__ = ["Gradients", "SparseStore", "Spec", "Store", "agreeing", "end_passes"]

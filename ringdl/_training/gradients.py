@@ -37,7 +37,7 @@ from ringdl._reductions import CompressionName
 from ringdl._training import joining, replicas
 from ringdl._training.replicas import Replica
 from ringdl._training.rounds import Rounds, raise_out_of_step
-from ringdl._training.store import A, Store
+from ringdl._training.store import A, SparseStore, Store
 
 _numbers = itertools.count()
 _made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
@@ -54,7 +54,7 @@ def end_passes(all_gradients: Iterable[Gradients[Any]]) -> None:
 
 
 def agreeing(communicator: ringdl.Communicator) -> AbstractContextManager[None]:
-    """Of what precedes the making of `Gradients`: what it raises is told to the other ranks."""
+    """Around what precedes `Gradients(...)`: the other ranks hear of an error raised in it."""
     return communicator._telling(Kind.allgather, AGREEING)
 
 
@@ -104,6 +104,7 @@ class Gradients(Generic[A]):
         self._replaced_by = ""
         self._is_averaged = False
         self._store = store
+        self._sparse_store = store if isinstance(store, SparseStore) else None
         self._predivisor = predivisor
         self._rounds = self._make_rounds(range(len(store.specs)))
         made = _made.setdefault(communicator, itertools.count())
@@ -241,7 +242,7 @@ class Gradients(Generic[A]):
         """Move a gradient that was made elsewhere into its view; False if it stays sparse."""
         view, gradient = self._rounds.views.get(index), self._store.get(index)
         assert gradient is not None
-        if view is None or self._store.sparse_dim(gradient):
+        if view is None or self._sparse_dim(gradient):
             return False
         if gradient is not view:
             self._store.copy(view, gradient)
@@ -296,7 +297,7 @@ class Gradients(Generic[A]):
             for index, gradient in enumerate(gradients)
             if gradient is not None
             and index in self._rounds.views
-            and (sparse_dim := self._store.sparse_dim(gradient))
+            and (sparse_dim := self._sparse_dim(gradient))
         }
         ended = self._rounds.end(self.step, bool(unknown))
         if not ended.is_in_step:
@@ -312,8 +313,15 @@ class Gradients(Generic[A]):
         averages = {
             index: view for index, view in self._rounds.views.items() if index in ended.produced
         }
+        return averages | self._reduce_sparse(gradients, dense_parts)
+
+    def _reduce_sparse(self, gradients: list[A | None], dense_parts: dict[int, A]) -> dict[int, A]:
+        """What some rank has produced of the gradients that are known to be sparse, by index."""
+        store = self._sparse_store
+        if store is None:
+            return {}
         begun = {
-            index: self._store.begin_sparse(
+            index: store.begin_sparse(
                 index,
                 gradients[index],
                 sparse_dim,
@@ -323,15 +331,17 @@ class Gradients(Generic[A]):
             )
             for index, sparse_dim in self._sparse_dims.items()
         }
+        averages: dict[int, A] = {}
         for index, end in begun.items():
             average = end()
             if average is not None and index in dense_parts:
-                average = self._store.add_dense(
-                    average, dense_parts[index], self._sparse_dims[index]
-                )
+                average = store.add_dense(average, dense_parts[index], self._sparse_dims[index])
             if average is not None:
                 averages[index] = average
         return averages
+
+    def _sparse_dim(self, gradient: A) -> int:
+        return 0 if self._sparse_store is None else self._sparse_store.sparse_dim(gradient)
 
     def _make_rounds(self, indices: Iterable[int]) -> Rounds[A]:
         return Rounds(

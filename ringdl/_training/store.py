@@ -58,10 +58,15 @@ class Store(ABC, Generic[A]):
         """Changes with each write to the gradient, where the framework counts them."""
         return None
 
-    def sparse_dim(self, gradient: A) -> int:
-        """How many leading axes of a sparse gradient have indices; 0 if it is dense."""
-        return 0
 
+class SparseStore(Store[A]):
+    """The same of a framework whose gradients may be sparse."""
+
+    @abstractmethod
+    def sparse_dim(self, gradient: A) -> int:
+        """How many leading axes of a gradient have indices; 0 if it is dense."""
+
+    @abstractmethod
     def begin_sparse(
         self,
         index: int,
@@ -85,8 +90,7 @@ class Store(ABC, Generic[A]):
             A function that waits, and returns the same on all ranks: the result, or None if no rank
             has a gradient.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def add_dense(self, gradient: A, view: A, sparse_dim: int) -> A:
         """The sum of what `begin_sparse` has made and of a view, sparse."""
-        raise NotImplementedError

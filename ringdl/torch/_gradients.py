@@ -35,7 +35,7 @@ from torch.utils.dlpack import from_dlpack
 
 import ringdl
 from ringdl import _timeline
-from ringdl._training import Gradients, Spec, Store
+from ringdl._training import Gradients, SparseStore, Spec
 from ringdl.torch._backward import is_nested, outermost
 from ringdl.torch._compiled import uncompiled
 from ringdl.torch._sparse import begin_sparse
@@ -46,7 +46,7 @@ _owners: weakref.WeakValueDictionary[int, Hooks] = weakref.WeakValueDictionary()
 """By a parameter's id, which is not reused: the owner keeps its parameters alive."""
 
 
-class ParameterGradients(Store[torch.Tensor]):
+class ParameterGradients(SparseStore[torch.Tensor]):
     """The ``.grad`` of an optimizer's parameters.
 
     Args:

@@ -106,7 +106,7 @@ def test_copies_are_contiguous_and_apart(base_and_view: tuple[np.ndarray, np.nda
 
 
 def test_copies_of_numbers() -> None:
-    for number in (1.5, 2, np.float32(3), np.int8(4)):
+    for number in (1.5, 2, np.float32(3), np.int8(4), np.bool_(True)):
         copy = _arrays.copy_of(number)
         assert copy.shape == ()
         assert copy == number

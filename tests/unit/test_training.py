@@ -10,7 +10,7 @@ import pytest
 
 import ringdl
 from ringdl import Communicator, MismatchError, UsageError
-from ringdl._training import Gradients, Store, replicas
+from ringdl._training import Gradients, SparseStore, Store, replicas
 from tests.conftest import RunRanks
 
 SHAPES = [(3, 2), (5,), (), (4, 1)]
@@ -43,6 +43,10 @@ class Listed(Store[Any]):
 
     def scale(self, view: Any, factor: float) -> None:
         view *= factor
+
+
+class ListedRows(Listed, SparseStore[Any]):
+    """The same, where a gradient may be some rows."""
 
     def sparse_dim(self, gradient: Any) -> int:
         return int(isinstance(gradient, tuple))
@@ -85,7 +89,7 @@ class Trained:
     """A script's loop: passes of given gradients, and steps."""
 
     def __init__(self, communicator: Communicator, dtype: str = "float64", **options: Any) -> None:
-        self.store = Listed(dtype)
+        self.store = options.pop("store", Listed)(dtype)
         self.gradients = Gradients(
             self.store,
             options.pop("op", ringdl.Average),
@@ -213,7 +217,7 @@ def test_sparse_gradients_leave_the_buckets(run_ranks: RunRanks) -> None:
     """The first one of rank 1 turns up where rank 0 has a dense one."""
 
     def train(communicator: Communicator) -> None:
-        trained = Trained(communicator)
+        trained = Trained(communicator, store=ListedRows)
         for step in range(3):
             dense = made(communicator.rank, step, 1)
             own: Any = np.ones((3, 2))
