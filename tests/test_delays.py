@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_jobs import run_ranks
+from tests.running import run_ranks
 
 EVERYTHING = os.environ.get("RINGDL_TEST_ALL") == "1"
 WORKS = 10_000

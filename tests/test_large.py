@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_jobs import EVERYTHING, run_ranks
+from tests.running import EVERYTHING, run_ranks
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes a minute and 9 GiB; RINGDL_TEST_ALL=1 runs it")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_jobs import run_ranks
+from tests.running import run_ranks
 
 SIZES = (16, 32, 64) if os.environ.get("RINGDL_TEST_ALL") == "1" else (16,)
 PER_ROUND = 40

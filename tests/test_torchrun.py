@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS
-from tests.test_jobs import EVERYTHING, JOBS, SAID, SOON, Ended, run_job, run_ranks
+from tests.running import EVERYTHING, JOBS, SOON, Ended, run_job, run_ranks
+from tests.test_jobs import SAID
 
 pytest.importorskip("torch")
 

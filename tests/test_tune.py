@@ -6,7 +6,7 @@ import pytest
 
 from ringdl._tuning import Tuning, default_tuning
 from tests.environments import PYTHONS
-from tests.test_jobs import run_job, run_ranks
+from tests.running import run_job, run_ranks
 
 TABLE = Tuning(
     {"inside": {"ring": (0.0, 0.0), "direct": (1.0, 1.0)}, "between": {"ring": (0.0, 0.0)}}, 4096

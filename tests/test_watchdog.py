@@ -5,7 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.test_jobs import JOBS, TIMEOUT, run_job
+from tests.running import JOBS, TIMEOUT, run_job
 
 LATE = (
     r"ringdl: allreduce 'late' has been in flight for \d+ s: rank 1 has not arrived "
