@@ -20,17 +20,18 @@ AnyBase = TypeVar("AnyBase", bound="Base")
 
 
 class Base:
-    """The ranks of a communicator and the engine that moves its works.
+    """The ranks of a communicator and the engine that moves its works."""
 
-    Args:
-        engine: the engine; several communicators may share one.
-        group: its ranks, or None for all of the engine's.
-        timeout: seconds of a wait that names none.
-    """
-
-    def __init__(
+    def _use(
         self, engine: _engine.Communicator, group: _engine.Group | None, timeout: float
     ) -> None:
+        """Take what all parts need; several times, if the engine is replaced.
+
+        Args:
+            engine: the engine; several communicators may share one.
+            group: its ranks, or None for all of the engine's.
+            timeout: seconds of a wait that names none.
+        """
         self._engine = engine
         self._group = group
         self._timeout = timeout

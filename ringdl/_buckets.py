@@ -61,46 +61,68 @@ class Buckets:
         communicator: Communicator | None = None,
     ) -> None:
         self.communicator = communicator or get_communicator()
-        self._timeout = self.communicator._timeout
+        self._specs = specs
+        self._bucket_bytes = bucket_bytes
+        self._first_bucket_bytes = first_bucket_bytes
+        self._op = op
+        self._compression = compression
+        self._make()
+
+    def _make(self) -> None:
+        communicator = self.communicator
+        bucket_bytes, first_bucket_bytes = self._bucket_bytes, self._first_bucket_bytes
         if bucket_bytes is None:
-            bucket_bytes = self.communicator.tuning.bucket_bytes(self.communicator.memory_hosts())
+            bucket_bytes = communicator.tuning.bucket_bytes(communicator.memory_hosts())
         terms: dict[str, Any] = {}
         gradients: list[_Spec] = []
         try:
-            gradients = [_normalized(spec) for spec in _iterable(specs)]
-            wire_dtype(compression)
+            self._specs = list(_iterable(self._specs))
+            gradients = [_normalized(spec) for spec in self._specs]
+            wire = wire_dtype(self._compression)
             bucket_bytes = _bytes(bucket_bytes)
             if first_bucket_bytes is None:
                 first_bucket_bytes = min(bucket_bytes, 1 << 20)
             first_bucket_bytes = _bytes(first_bucket_bytes)
-            if not isinstance(op, Reduction):
-                raise UsageError(f"buckets reduce gradients by Sum or Average, not {op!r}")
+            if not isinstance(self._op, Reduction):
+                raise UsageError(f"buckets reduce gradients by Sum or Average, not {self._op!r}")
             self.plan = _engine.plan_buckets(gradients, bucket_bytes, first_bucket_bytes)
             terms = {
                 "bucket_bytes": bucket_bytes,
                 "first_bucket_bytes": first_bucket_bytes,
-                "op": op.name,
-                "compression": compression,
+                "op": self._op.name,
+                "compression": self._compression,
             }
         except UsageError as error:  # the others must be notified
             terms = {"error": str(error)}
-        number = _agree(self.communicator, gradients, terms)
+        number = _agree(communicator, gradients, terms)
         assert first_bucket_bytes is not None  # else an error was raised
-        engine = self.communicator._engine
+        engine = communicator._engine
         memory = _engine.BucketMemory(
-            engine, gradients, bucket_bytes, first_bucket_bytes, self.communicator._group
+            engine, gradients, bucket_bytes, first_bucket_bytes, communicator._group
         )
         places = memory.places()
         others = []
         if places:
             import numpy as np
 
-            others = self.communicator.allgather(np.array([places]), name=AGREEING).tolist()
-        self._buckets = _engine.GradientBuckets(
-            engine, memory, others, op, number, wire_dtype(compression)
-        )
-        self.communicator._shared.next_bucket = number + len(self.plan)
+            others = communicator.allgather(np.array([places]), name=AGREEING).tolist()
+        self._buckets = _engine.GradientBuckets(engine, memory, others, self._op, number, wire)
+        communicator._shared.next_bucket = number + len(self.plan)
         self._dtypes = [dtype for _, _, dtype, _ in gradients]
+
+    def rebind(self) -> None:
+        """After `shutdown` and `init`: go on with the ranks that there are now. Collective.
+
+        Gradients keep their values, but their views are other memory then: call `views` again.
+
+        Raises:
+            MismatchError: as the constructor does.
+            UsageError: likewise, or this is a group whose ranks are no more.
+        """
+        old = self.views()
+        self._make()
+        for view, values in zip(self.views(), old, strict=True):
+            view[...] = values
 
     def views(self) -> list[np.ndarray]:
         """The gradients in the order of the specs: zero at first, and always the same memory."""
@@ -145,7 +167,7 @@ class Buckets:
         Raises:
             StallError: some rank has not arrived in time. The round goes on: wait again.
         """
-        seconds = self._timeout if timeout is None else seconds_of(timeout)
+        seconds = self.communicator._timeout if timeout is None else seconds_of(timeout)
         return self._buckets.wait(seconds, timeout is None)
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ringdl._engine import Algorithm, Reduction
+from ringdl._engine import Reduction
 from ringdl._errors import UsageError
 from ringdl._objects import Objects
 from ringdl._reductions import Reductions
 from ringdl._settings import Settings
-from ringdl._tuning import Tuning, default_tuning
+from ringdl._shared import Shared
+from ringdl._tuning import Tuning
 from ringdl._work import one_of_several_steps, seconds_of
 
 if TYPE_CHECKING:
@@ -20,31 +21,14 @@ if TYPE_CHECKING:
     from ringdl._arrays import Operand
 
 
-class Shared:
-    """What the communicators of one engine share.
+class _Lost:
+    """In place of an engine, for a group whose ranks are no more: refuses what is asked of it."""
 
-    Attributes:
-        hosts: the number of each rank's host, by rank of the engine.
-        memory_hosts: the same for memory: a rank that shares none is on a host of its own.
-        tuning: what algorithms are chosen by.
-        algorithm: what is used instead, wherever possible.
-        vendor: of the MPI library.
-        mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
-        next_bucket: buckets have numbers that their ranks agree on, and each rank uses once.
-        groups: how often this rank has made each group.
-        checks_replicas: whether wrapped optimizers compare the parameters of all ranks.
-    """
+    def __init__(self, why: str) -> None:
+        self._why = why
 
-    def __init__(self, hosts: Sequence[int], mpi: Any = None, vendor: str = "no MPI") -> None:
-        self.hosts = hosts
-        self.memory_hosts: Sequence[int] = range(len(hosts))
-        self.tuning = default_tuning(len(set(hosts)))
-        self.algorithm: Algorithm | None = None
-        self.vendor = vendor
-        self.mpi = mpi
-        self.next_bucket = 0
-        self.groups: Counter[tuple[Any, ...]] = Counter()
-        self.checks_replicas = True
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(self._why)
 
 
 class Communicator(Reductions, Objects):
@@ -56,19 +40,40 @@ class Communicator(Reductions, Objects):
 
     Made by `ringdl.init` (use `ringdl.get_communicator` to get the default one), and from another
     one by `split` and `group`.
+
+    It outlives `shutdown`: after the next `init` it stands for the ranks that there are then, and a
+    group for those with the same numbers. If they do not exist, or this process is none of them any
+    more, the group refuses all calls.
+
+    Args:
+        shared: what it has in common with others.
+        ranks: of the engine, in the order of its own; by default all.
+        salt: tells groups of the same ranks apart.
     """
 
-    def __init__(
-        self,
-        engine: _engine.Communicator,
-        *,
-        settings: Settings | None = None,
-        shared: Shared | None = None,
-        group: _engine.Group | None = None,
-    ) -> None:
-        super().__init__(engine, group, (settings or Settings()).timeout)
-        self._shared = shared or Shared([0] * engine.size)
+    def __init__(self, shared: Shared, ranks: Sequence[int] | None = None, salt: int = 0) -> None:
+        self._shared = shared
+        self._ranks = ranks
+        self._salt = salt
+        shared.add(self)
+
+    def _bind(self) -> None:
+        engine, ranks, group = self._shared.engine, self._ranks, None
+        if ranks is not None and engine.rank in ranks and max(ranks) < engine.size:
+            group = engine.group(ranks, self._salt)
+        elif ranks is not None:
+            lost = _Lost(
+                f"this group holds the ranks {list(ranks)} of before shutdown(); now there are "
+                f"{engine.size} ranks, and this one is rank {engine.rank}: make another group"
+            )
+            engine, group = cast("_engine.Communicator", lost), self._group
+        self._use(engine, group, self._shared.timeout)
         self._mpi: Any = None  # the communicator of MPI's own allreduce, once that was called
+
+    @property
+    def epoch(self) -> int:
+        """Which generation of ranks this is: one more after each `init`, the same on all ranks."""
+        return self._shared.epoch
 
     @property
     def local_rank(self) -> int:
@@ -100,8 +105,7 @@ class Communicator(Reductions, Objects):
 
     def memory_hosts(self) -> list[int]:
         """The number of each rank's host; ranks that share no memory are on hosts of their own."""
-        hosts = self._shared.memory_hosts
-        return list(hosts) if self._group is None else [hosts[rank] for rank in self._group.ranks]
+        return self._of_members(self._shared.memory_hosts)
 
     def use_tuning(self, tuning: Tuning) -> None:
         """Choose by another table from now on, in all communicators of this one's engine.
@@ -142,7 +146,7 @@ class Communicator(Reductions, Objects):
             for rank, (is_in, other_color, other_key) in enumerate(others)
             if is_in and other_color == color
         )
-        return self._make_group([rank for _, rank in members], ("split", number, color))
+        return self._make_group([rank for _, rank in members], ("split", self.epoch, number, color))
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """Make a communicator of some ranks, without any communication.
@@ -157,18 +161,10 @@ class Communicator(Reductions, Objects):
             UsageError: a rank that does not exist, or occurs twice, or no ranks at all.
         """
         listed = [index(rank) for rank in ranks]
-        if not listed:
-            raise UsageError("group: a group holds at least one rank")
-        for rank, count in Counter(listed).items():
-            if count > 1:
-                raise UsageError(f"group: a group holds each rank once; rank {rank} occurs twice")
-            if not 0 <= rank < self.size:
-                raise UsageError(
-                    f"group: rank {rank} is not a rank; ranks are 0 to {self.size - 1}"
-                )
+        self._refuse_no_group(listed)
         if self.rank not in listed:
             return None
-        return self._make_group(listed, ("group", self._count("group", *listed)))
+        return self._make_group(listed, ("group", self.epoch, self._count("group", *listed)))
 
     def join(self, timeout: float | None = None) -> int:
         """Wait until all ranks have called this, and take part in what the others do until then.
@@ -264,27 +260,44 @@ class Communicator(Reductions, Objects):
         self._engine.shutdown()
 
     def _hosts(self) -> list[int]:
-        hosts = self._shared.hosts
-        return list(hosts) if self._group is None else [hosts[rank] for rank in self._group.ranks]
+        return self._of_members(self._shared.hosts)
+
+    def _of_members(self, by_rank: Sequence[int]) -> list[int]:
+        by_rank = by_rank[: self._engine.size]
+        return list(by_rank) if self._ranks is None else [by_rank[rank] for rank in self._ranks]
 
     def _count(self, *what: Any) -> int:
-        """How often this rank has made such a group from this communicator before."""
+        """How often this rank has made such a thing for this communicator before, in this epoch."""
         key = (self._id(), *what)
-        self._shared.groups[key] += 1
-        return self._shared.groups[key]
+        self._shared.made[key] += 1
+        return self._shared.made[key]
 
     def _id(self) -> int:
         return 0 if self._group is None else self._group.id
 
-    def _make_group(self, ranks: list[int], what: tuple[Any, ...]) -> Communicator:
+    def _refuse_no_group(self, ranks: list[int]) -> None:
+        if not ranks:
+            raise UsageError("group: a group holds at least one rank")
+        for rank, count in Counter(ranks).items():
+            if count > 1:
+                raise UsageError(f"group: a group holds each rank once; rank {rank} occurs twice")
+            if not 0 <= rank < self.size:
+                raise UsageError(
+                    f"group: rank {rank} is not a rank; ranks are 0 to {self.size - 1}"
+                )
+
+    def _group_of(self, ranks: list[int], *what: Any) -> Communicator | None:
+        """The same as `group`, and each time the same group for the same `what`."""
+        self._refuse_no_group(ranks)
+        return self._make_group(ranks, what) if self.rank in ranks else None
+
+    def _make_group(self, ranks: Sequence[int], what: tuple[Any, ...]) -> Communicator:
         import hashlib
 
         text = repr((self._id(), *what)).encode()
         salt = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-        own = range(self.size) if self._group is None else self._group.ranks
-        group = self._engine.group([own[rank] for rank in ranks], salt)
-        settings = Settings(timeout=self._timeout)
-        return Communicator(self._engine, settings=settings, shared=self._shared, group=group)
+        own = range(self.size) if self._ranks is None else self._ranks
+        return Communicator(self._shared, [own[rank] for rank in ranks], salt)
 
     def _reduce_by_mpi(self, operand: Operand, op: Reduction) -> None:
         from ringdl import _mpi
@@ -295,9 +308,7 @@ class Communicator(Reductions, Objects):
                     "this communicator is not over MPI, so MPI cannot reduce for it; take another "
                     "algorithm, or start with mpirun"
                 )
-            self._mpi = _mpi.own_communicator(
-                self._shared.mpi, None if self._group is None else self._group.ranks
-            )
+            self._mpi = _mpi.own_communicator(self._shared.mpi, self._ranks)
         _mpi.allreduce(self._mpi, operand, op)
 
     def __deepcopy__(self, memo: Any) -> Communicator:
@@ -306,3 +317,21 @@ class Communicator(Reductions, Objects):
 
     def __repr__(self) -> str:
         return f"<ringdl.Communicator rank {self.rank} of {self.size}>"
+
+
+def communicator_of_all(shared: Shared) -> Communicator:
+    """The communicator of all ranks, from an earlier epoch if somebody holds it; bound."""
+    for each in shared.bound():
+        if isinstance(each, Communicator) and each._ranks is None:
+            each._bind()
+            return each
+    return Communicator(shared)
+
+
+def communicator_over(
+    engine: _engine.Communicator, settings: Settings | None = None
+) -> Communicator:
+    """A communicator of all ranks of an engine, which are on one host."""
+    shared = Shared()
+    shared.renew(engine, settings or Settings())
+    return Communicator(shared)

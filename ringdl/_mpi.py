@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +164,7 @@ def count_cores(cpus: Iterable[tuple[Iterable[int], float | None]]) -> int:
     return max(1, min([len(set().union(*masks)), *granted]))
 
 
-def own_communicator(comm: Any, ranks: list[int] | None) -> Any:
+def own_communicator(comm: Any, ranks: Sequence[int] | None) -> Any:
     """Make a communicator for MPI's own allreduce alone. Collective over the ranks."""
     if ranks is None:
         return comm.Dup()

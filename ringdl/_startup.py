@@ -6,14 +6,16 @@ import atexit
 import os
 import signal
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from ringdl import _engine, _timeline
-from ringdl._communicator import Communicator, Shared
-from ringdl._engine import Algorithm
+from ringdl._communicator import Communicator, communicator_of_all
+from ringdl._engine import Algorithm, Reduction
 from ringdl._errors import Error, RankFailedError, UsageError
 from ringdl._launch import Launcher, StoreJob, detect, detect_store_job
 from ringdl._settings import Settings, read_settings, warn_of_unknown
+from ringdl._shared import Shared
 from ringdl._tuning import Tuning, find_tuning, topology
 from ringdl._window import share_memory
 
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
     from ringdl import _mpi
 
 _default: Communicator | None = None
+_last: weakref.ref[Shared] | None = None
+"""What the communicators have in common that the last `init` has made, if any is alive."""
 _hooked = False
 
 
 def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
     """Make the default communicator. Collective; calling it again changes nothing.
+
+    After `shutdown` it may be called again, also for other ranks. What was made before goes on with
+    them: communicators, wrapped optimizers, process sets, and, after `Buckets.rebind`, buckets.
 
     Without an argument: all ranks that the launcher (mpirun, srun, torchrun) started, or this
     process alone if there is none. MPI is loaded only if a launcher of MPI or a communicator is
@@ -51,7 +58,7 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
             communicator of MPI, or this process is a child of a rank.
         StallError: torchrun's ranks do not all arrive within RINGDL_TIMEOUT.
     """
-    global _default
+    global _default, _last
     if _default is not None:
         return _default
     launcher, job = detect(os.environ), detect_store_job(os.environ)
@@ -76,8 +83,11 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
             )
         _default = _init_over_sockets(job, settings, tuning)
     elif comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
-        alone = Communicator(_engine.alone(), settings=settings)
+        shared = _shared_again()
+        shared.renew(_engine.alone(), settings)
+        alone = communicator_of_all(shared)
         _tune(alone, settings, tuning)
+        shared.bind()
         if settings.timeline is not None:
             _timeline.start(alone, settings.timeline)
         _default = alone
@@ -85,8 +95,15 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         _default = _init_over_mpi(launcher, comm, settings, tuning)
     if started is not None:
         _children.mark(os.environ, _default)
+    _last = weakref.ref(_default._shared)
     _engine.set_default(_default._engine, _default._finish_allreduce)
     return _default
+
+
+def _shared_again() -> Shared:
+    """The last one, if a communicator has kept it alive; else a new one."""
+    last = None if _last is None else _last()
+    return Shared() if last is None else last
 
 
 def _mpi_has_ranks() -> bool:
@@ -109,8 +126,9 @@ def _init_over_mpi(
     hosts = _mpi.find_hosts(mpi, comm)
     engine = _mpi.open_engine(mpi, comm)
     vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
-    shared = Shared(hosts.numbers, comm, vendor)
-    communicator = _set_up(engine, hosts, shared, settings, tuning)
+    shared = _shared_again()
+    shared.renew(engine, settings, hosts.numbers, comm, vendor)
+    communicator = _set_up(shared, hosts, settings, tuning)
     if communicator.size > 1 and not _hooked:
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
     _register_hooks(hosts)
@@ -123,8 +141,9 @@ def _init_over_sockets(
     from ringdl import _rendezvous
 
     engine, hosts = _rendezvous.open_engine(job, os.environ, settings.timeout)
-    shared = Shared(hosts.numbers, vendor="TCP")
-    communicator = _set_up(engine, hosts, shared, settings, tuning)
+    shared = _shared_again()
+    shared.renew(engine, settings, hosts.numbers, vendor="TCP")
+    communicator = _set_up(shared, hosts, settings, tuning)
     if not _hooked:
         _end_on_uncaught_error(job.rank)
     _register_hooks(hosts)
@@ -132,29 +151,30 @@ def _init_over_sockets(
 
 
 def _set_up(
-    engine: _engine.Communicator,
-    hosts: _mpi.Hosts,
-    shared: Shared,
-    settings: Settings,
-    tuning: Tuning | str | None,
+    shared: Shared, hosts: _mpi.Hosts, settings: Settings, tuning: Tuning | str | None
 ) -> Communicator:
     """Make a communicator whose ranks agree on all that they have to. Collective."""
-    communicator = Communicator(engine, settings=settings, shared=shared)
+    communicator = communicator_of_all(shared)
     try:
         _agree(communicator, hosts, settings, tuning)
     except UsageError:  # on all ranks; none may miss the others before it knows why
-        engine.shutdown()
+        shared.engine.shutdown()
         raise
+    shared.bind()
     return communicator
 
 
 def _agree(
     communicator: Communicator, hosts: _mpi.Hosts, settings: Settings, tuning: Tuning | str | None
 ) -> None:
+    import numpy as np
+
     engine, shared = communicator._engine, communicator._shared
     engine.set_may_spin(hosts.cores >= hosts.local_size)
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
-    communicator._timeout = agreed.timeout
+    epoch = np.array([shared.epoch])  # ranks may have been in different jobs before
+    shared.epoch = communicator.allreduce(epoch, Reduction.Max, "ringdl.epoch").item()
+    shared.timeout = communicator._timeout = agreed.timeout
     shared.checks_replicas = agreed.check_replicas
     engine.set_join_answers_allreduces_only(agreed.join == "allreduce")
     engine.set_watchdog(agreed.watchdog, agreed.debug)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringdl import Communicator, _engine
+from ringdl._communicator import communicator_over
 from ringdl._settings import Settings
 from ringdl._window import share_memory
 
@@ -55,7 +56,7 @@ def run_ranks() -> RunRanks:
             communicator.shutdown()
 
         settings = Settings(timeout=20)
-        communicators = [Communicator(e, settings=settings) for e in _engine.loopback(size)]
+        communicators = [communicator_over(e, settings) for e in _engine.loopback(size)]
         threads = [threading.Thread(target=rank, args=(c,), daemon=True) for c in communicators]
         for thread in threads:
             thread.start()

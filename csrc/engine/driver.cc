@@ -102,12 +102,16 @@ Driver::Lock Driver::lock_for_call(const std::function<void()>& before_waiting) 
   return lock;
 }
 
-void Driver::refuse_closed() const {
+void Driver::refuse_shut_down() const {
   if (closed_.load(std::memory_order_relaxed)) {
     throw UsageError(
-        "ringdl is shut down; call ringdl.init() first, then make again what was made before "
-        "shutdown() (wrapped optimizers, buckets, groups)");
+        "ringdl is shut down; call ringdl.init() first, and rebind() buckets that were made before "
+        "shutdown()");
   }
+}
+
+void Driver::refuse_closed() const {
+  refuse_shut_down();
   if (!broken_.empty()) throw Error(broken_);
 }
 

@@ -169,6 +169,8 @@ class Driver {
   /// closed. Idempotent.
   void shutdown(const std::function<void()>& interrupted = {});
   bool is_shut_down() const { return closed_.load(); }
+  /// @throws UsageError  after shutdown()
+  void refuse_shut_down() const;
 
   /// Ends at once, without the others: works in flight are given up, and their buffers no longer
   /// touched. Idempotent; does nothing in a forked child.

@@ -84,6 +84,7 @@ void GradientBuckets::launch(int number, bool is_awaited) {
 }
 
 void GradientBuckets::ready(int index) {
+  driver_->refuse_shut_down();
   std::lock_guard guard(mutex_);
   refuse_failed();
   if (index < 0 || index >= static_cast<int>(gradients_.size())) {

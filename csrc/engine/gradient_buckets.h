@@ -36,7 +36,7 @@ class GradientBuckets {
   std::byte* gradient(int index) { return storage_.gradient(index); }
 
   /// Gradient `index` is in its place; launches its bucket if it was the last one missing there.
-  /// @throws UsageError  out of range, or ready already in this round
+  /// @throws UsageError  out of range, ready already in this round, or after shutdown()
   void ready(int index);
 
   /// Launches what is not launched, with zeros for the gradients that are not ready, waits for all

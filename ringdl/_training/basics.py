@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ringdl
-from ringdl._training.process_sets import ProcessSet, add_process_set
+from ringdl._training.process_sets import ProcessSet, set_process_sets
 
 
 def init(
@@ -18,8 +18,8 @@ def init(
     Args:
         comm: an mpi4py communicator, or a list of ranks of MPI.COMM_WORLD, which call this alone.
             By default all ranks.
-        process_sets: registered at once; the same on all ranks. "dynamic", which others need
-            before `add_process_set`, means nothing here.
+        process_sets: registered at once, and no others; the same on all ranks. "dynamic", which
+            others need before `add_process_set`, means nothing here.
 
     Raises:
         UsageError: as in `ringdl.init` and `add_process_set`, or this rank is not in the list.
@@ -31,8 +31,8 @@ def init(
     if comm is not None and not hasattr(comm, "Get_group"):
         comm = _communicator_of_ranks([*comm])
     communicator = ringdl.init(comm)
-    for process_set in process_sets or () if not isinstance(process_sets, str) else ():
-        add_process_set(process_set)
+    if process_sets is not None and not isinstance(process_sets, str):
+        set_process_sets(process_sets)
     return communicator
 
 

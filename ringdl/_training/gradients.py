@@ -22,7 +22,6 @@ in that round it leaves the buckets on all ranks, and the others get new ones.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic
@@ -40,8 +39,6 @@ from ringdl._training.rounds import Rounds, raise_out_of_step
 from ringdl._training.store import A, SparseStore, Store
 
 _numbers = itertools.count()
-_made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
-"""The number of the next gradients of a communicator."""
 
 
 def end_passes(all_gradients: Iterable[Gradients[Any]]) -> None:
@@ -107,8 +104,8 @@ class Gradients(Generic[A]):
         self._sparse_store = store if isinstance(store, SparseStore) else None
         self._predivisor = predivisor
         self._rounds = self._make_rounds(range(len(store.specs)))
-        made = _made.setdefault(communicator, itertools.count())
-        self.key = f"ringdl.gradients.{next(made)}"
+        self._epoch = communicator.epoch
+        self.key = self._new_key()
         """What its collectives are matched by."""
         self._sparse_dims: dict[int, int] = {}
         self._sums: dict[int, tuple[A, Any]] = {}
@@ -143,12 +140,14 @@ class Gradients(Generic[A]):
 
     def begin_pass(self) -> None:
         """Gradients are going to be accumulated."""
-        if self._rounds.ready:
-            # The last pass failed half-way; the other ranks wait for what it has begun.
-            self._reduce([None] * len(self._store.specs))
         self.averages_at_end = (
             not self.is_local and (self._passes + 1) % self._passes_per_round == 0
         )
+        if self.averages_at_end:
+            self._follow()
+        if self._rounds.ready:
+            # The last pass failed half-way; the other ranks wait for what it has begun.
+            self._reduce([None] * len(self._store.specs))
 
     def arrived(self, index: int, is_final: bool = True) -> bool:
         """A gradient was accumulated: it is in its view now. False if it stays sparse.
@@ -180,6 +179,7 @@ class Gradients(Generic[A]):
     def synchronize(self) -> None:
         """Average what is not averaged yet; without any pass, join in. Collective."""
         self.refuse_replaced()
+        self._follow()
         if self.is_pending or not self._is_averaged:
             self._average()
 
@@ -203,6 +203,7 @@ class Gradients(Generic[A]):
         Raises:
             MismatchError: on every rank, if they differ.
         """
+        self._follow()
         if not self.are_replicas_checked:
             name = f"{self.key}.replicas"
             replicas.check(list(named), self.communicator, name, how_to_mend)
@@ -227,6 +228,7 @@ class Gradients(Generic[A]):
                 averaged.
         """
         self.refuse_replaced()
+        self._follow()
         if self._rounds.ready:
             raise ringdl.UsageError(
                 "replan() while gradients are being averaged: call it after step()"
@@ -237,6 +239,18 @@ class Gradients(Generic[A]):
         last = self._rounds.views.keys() - set(order)  # those that never arrived are last
         ready = [index for index in order if index in self._rounds.views] + sorted(last)
         self._move(reversed(ready))
+
+    def _follow(self) -> None:
+        """After `ringdl.init` anew: go on with the ranks that there are now. Collective then."""
+        if self._epoch == self.communicator.epoch:
+            return
+        self._move(self._rounds.views)
+        self._epoch = self.communicator.epoch
+        self.key = self._new_key()
+        self.start_over()
+
+    def _new_key(self) -> str:
+        return f"ringdl.gradients.{self.communicator._count('gradients') - 1}"
 
     def _adopt(self, index: int) -> bool:
         """Move a gradient that was made elsewhere into its view; False if it stays sparse."""

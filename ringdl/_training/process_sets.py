@@ -5,23 +5,19 @@ Wherever a process set is taken, a `ringdl.Communicator` is, too.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import ringdl
-
-_registered: weakref.WeakKeyDictionary[ringdl.Communicator, dict[int, ProcessSet]] = (
-    weakref.WeakKeyDictionary()
-)
-"""By the default communicator that they are part of: the process sets, by number."""
+from ringdl._shared import Shared
 
 
 class ProcessSet:
     """Some of the ranks, which have collectives of their own.
 
     It can be used once it is registered: by ``init(process_sets=[...])`` or by `add_process_set`,
-    which all ranks call alike. Then disjoint ones never wait for each other.
+    which all ranks call alike. Then disjoint ones never wait for each other. After `shutdown` and
+    `init` it is still registered, and means the ranks that have its numbers then.
 
     Args:
         ranks_or_comm: ranks as `rank` counts them, in any order; or an mpi4py communicator.
@@ -39,7 +35,8 @@ class ProcessSet:
         self.ranks: list[int] | None = None
         self.mpi_comm: Any = None
         self._communicator: ringdl.Communicator | None = None
-        self._default: weakref.ref[ringdl.Communicator] | None = None
+        self._shared: Shared | None = None  # kept, so that it is still registered after shutdown()
+        self._epoch = 0  # of the communicator
         if hasattr(ranks_or_comm, "Get_group"):
             self.mpi_comm = ranks_or_comm
             return
@@ -102,6 +99,9 @@ class _AllRanks(ProcessSet):
 
 global_process_set: ProcessSet = _AllRanks()
 
+_registered: dict[int, ProcessSet] = {0: global_process_set}
+"""By number; the same on all ranks."""
+
 AnySet = ProcessSet | ringdl.Communicator
 
 
@@ -125,10 +125,8 @@ def communicator_of(process_set: AnySet) -> ringdl.Communicator:
             f"{process_set} is not registered; pass it to init(process_sets=[...]) or to "
             "add_process_set(), on all ranks"
         )
-    if process_set._default is None or process_set._default() is not default:
-        raise ringdl.UsageError(
-            f"{process_set} was registered before shutdown(); register it again after init()"
-        )
+    if process_set._epoch != default.epoch:
+        _bind(process_set, default, process_set.process_set_id)
     if process_set._communicator is None:
         raise ringdl.UsageError(
             f"rank {default.rank} is not in {process_set}; only its ranks may use it"
@@ -165,31 +163,52 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added.mpi_comm is not None:
         added.ranks = _ranks_of(added.mpi_comm, default)
-    assert added.ranks is not None
-    others = _registered.setdefault(default, {0: global_process_set})
-    for other in others.values():
+    for other in _registered.values():
         if other.ranks == added.ranks:
             raise ringdl.UsageError(
                 f"there is {other} already; use that one instead of adding another"
             )
-    communicator = default.group(added.ranks)
-    added.process_set_id = max(others) + 1
-    added._communicator = communicator
-    added._default = weakref.ref(default)
-    others[added.process_set_id] = added
+    number = max(_registered) + 1
+    _bind(added, default, number)
+    added.process_set_id = number
+    _registered[number] = added
     return added
+
+
+def set_process_sets(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
+    """Register these and no others. Call it on all ranks alike.
+
+    Raises:
+        UsageError: see `add_process_set`.
+    """
+    for registered in [*_registered.values()]:
+        remove_process_set(registered)
+    for process_set in process_sets:
+        add_process_set(process_set)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Undo a registration, on all ranks; returns whether there was one. That of all ranks stays."""
-    registered = _registered.get(ringdl.get_communicator(), {})
     number = process_set.process_set_id
-    if number in (None, 0) or registered.get(number) is not process_set:
+    if number in (None, 0) or _registered.get(number) is not process_set:
         return False
-    del registered[number]
+    del _registered[number]
     process_set.process_set_id = None
     process_set._communicator = None
+    process_set._shared = None
     return True
+
+
+def _bind(process_set: ProcessSet, default: ringdl.Communicator, number: int | None) -> None:
+    """Make its communicator of today's ranks, without any communication.
+
+    Raises:
+        UsageError: it holds a rank that does not exist.
+    """
+    assert process_set.ranks is not None
+    process_set._communicator = default._group_of(process_set.ranks, "process set", number)
+    process_set._shared = default._shared
+    process_set._epoch = default.epoch
 
 
 def _ranks_of(mpi_comm: Any, default: ringdl.Communicator) -> list[int]:

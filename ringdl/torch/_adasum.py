@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import _GeneratorContextManager
 from typing import Any
 
@@ -18,7 +16,6 @@ from ringdl.torch._state import HOW_TO_MEND, replicas_of
 from ringdl.torch._wrapped import Unaveraged, wrap
 
 NamedParameters = list[tuple[str, torch.Tensor]]
-_made: weakref.WeakKeyDictionary[ringdl.Communicator, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 class AdasumDistributed(Unaveraged):
@@ -63,14 +60,18 @@ class Changes:
         self._checks_replicas = check_replicas
         self._wire = None if compression is None else getattr(torch, compression)
         self.communicator = communicator
-        number = next(_made.setdefault(communicator, itertools.count()))
-        self._key = f"ringdl.torch.adasum.{number}"
+        self._epoch = communicator.epoch
+        self._key = self._new_key()
         self._before: Sequence[torch.Tensor] | None = None
         self._are_replicas_checked = not check_replicas
         joining.starts_over(self)
 
     def begin(self) -> None:
         """The optimizer is going to step."""
+        if self._epoch != self.communicator.epoch:
+            self._epoch = self.communicator.epoch
+            self._key = self._new_key()
+            self.start_over()
         if not self._are_replicas_checked:
             name = f"{self._key}.replicas"
             replicas.check([*replicas_of(self.named)], self.communicator, name, HOW_TO_MEND)
@@ -95,6 +96,9 @@ class Changes:
     def start_over(self) -> None:
         """Compare the parameters of all ranks at the next step."""
         self._are_replicas_checked = not self._checks_replicas
+
+    def _new_key(self) -> str:
+        return f"ringdl.torch.adasum.{self.communicator._count('adasum') - 1}"
 
     def _narrow(self, change: torch.Tensor) -> torch.Tensor:
         is_narrowed = self._wire is not None and change.dtype == torch.float32

@@ -30,7 +30,7 @@ import ringdl  # noqa: E402
 from ringdl import _startup  # noqa: E402
 from tests.ranks._outside import IS_MPI, world  # noqa: E402
 
-_given_up: list[ringdl.Communicator] = []
+_given_up: list[object] = []
 
 
 def checks_of(names: list[str], pattern: str) -> Iterator[tuple[str, Callable[..., None]]]:
@@ -66,8 +66,8 @@ def run_check(check: Callable[..., None]) -> str:
 def start_afresh() -> None:
     """Leave a communicator behind on which ranks are out of step."""
     if _startup._default is not None:
-        _given_up.append(_startup._default)
-        _startup._default = None
+        _given_up.append(_startup._default._engine)
+        _startup._default = _startup._last = None
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ def check_again_and_again() -> None:
     assert after == before, f"threads and files were {before}, are {after}"
 
 
-def check_old_communicator_is_refused() -> None:
+def check_nothing_goes_on_before_init() -> None:
     old = ringdl.get_communicator()
     buckets = ringdl.Buckets([("w", (10,), "float32")])
     work = ringdl.allreduce_async(np.ones(3), ringdl.Sum)

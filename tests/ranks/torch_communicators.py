@@ -10,6 +10,7 @@ from mpi4py import MPI
 import ringdl
 import ringdl.torch as hvd
 from ringdl import _mpi
+from ringdl._communicator import communicator_over
 from ringdl._settings import read_settings
 from tests.ranks.support import expect, needs
 from tests.ranks.torch_helpers import bits, loss_of, make_mlp, whole_batch
@@ -21,7 +22,7 @@ def make_halves() -> ringdl.Communicator:
     half = world.Split(world.rank % 2, key=world.rank)
     engine = _mpi.open_engine(MPI, half)
     half.Free()
-    return ringdl.Communicator(engine, settings=read_settings(os.environ))
+    return communicator_over(engine, read_settings(os.environ))
 
 
 class Experts(torch.nn.Module):

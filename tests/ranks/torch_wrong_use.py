@@ -204,21 +204,6 @@ def check_one_rank_cannot_make_a_call_of_several_steps() -> None:
         hvd.synchronize(5)  # type: ignore[call-overload]
 
 
-def check_what_was_made_before_shutdown() -> None:
-    model = make_mlp()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
-    )
-    hvd.shutdown()
-    hvd.init()
-    with expect(ringdl.UsageError, "make again what was made before shutdown() (wrapped"):
-        loss_of(model, *map(part, whole_batch(0))).backward()
-    hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    loss_of(model, *map(part, whole_batch(0))).backward()
-    optimizer.step()
-
-
 def check_a_cell_that_runs_twice() -> None:
     """The new wrapper replaces the old one, also after shutdown() and init()."""
     model = make_mlp()

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringdl
-from ringdl import Buckets, Communicator, _engine
+from ringdl import Buckets, _engine
 from ringdl._buckets import _first_difference
+from ringdl._communicator import communicator_over
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @pytest.fixture
 def comm():
-    communicator = Communicator(_engine.alone())
+    communicator = communicator_over(_engine.alone())
     yield communicator
     communicator.shutdown()
 

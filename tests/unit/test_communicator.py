@@ -9,6 +9,7 @@ import pytest
 
 import ringdl
 from ringdl import Communicator, _engine
+from ringdl._communicator import communicator_over
 
 SIZES = {
     "allreduces": (1, 2, 3, 4, 5, 6, 7, 8),
@@ -74,7 +75,7 @@ def test_a_failing_rank_is_reported(run_ranks) -> None:
 
 
 def test_alone() -> None:
-    comm = Communicator(_engine.alone())
+    comm = communicator_over(_engine.alone())
     assert (comm.rank, comm.size, comm.local_rank, comm.local_size) == (0, 1, 0, 1)
     array = np.arange(5.0)
     for op in (ringdl.Sum, ringdl.Average, ringdl.Min, ringdl.Max, ringdl.Product):
@@ -93,7 +94,7 @@ def test_alone() -> None:
 
 
 def test_stats_are_numbers() -> None:
-    comm = Communicator(_engine.alone())
+    comm = communicator_over(_engine.alone())
     before = comm.stats()
     comm.allreduce(np.ones(3))
     after = comm.stats()

@@ -7,6 +7,7 @@ import pytest
 
 import ringdl
 from ringdl import Communicator, _engine
+from ringdl._communicator import communicator_over
 from ringdl._settings import Settings
 
 LENGTH = 300_000
@@ -14,7 +15,7 @@ LENGTH = 300_000
 
 def pair() -> list[Communicator]:
     settings = Settings(timeout=0.5)
-    return [Communicator(engine, settings=settings) for engine in _engine.loopback(2)]
+    return [communicator_over(engine, settings) for engine in _engine.loopback(2)]
 
 
 def new_arrays() -> list[np.ndarray]:
@@ -42,7 +43,7 @@ def test_a_communicator_dropped_in_flight(holds_work: bool) -> None:
 
 
 def test_views_outlive_buckets_and_communicator() -> None:
-    comm = Communicator(_engine.alone())
+    comm = communicator_over(_engine.alone())
     buckets = ringdl.Buckets([("w", (LENGTH,), "float32")], communicator=comm)
     (view,) = buckets.views()
     view[...] = 5

@@ -7,13 +7,13 @@ _SCRIPT = """
 import sys, threading
 import numpy as np
 from ringdl import Sum, _engine
-from ringdl._communicator import Communicator
+from ringdl._communicator import communicator_over
 
 results = [None, None]
 engines = _engine.loopback(2)
 
 def run(rank):
-    comm = Communicator(engines[rank])
+    comm = communicator_over(engines[rank])
     results[rank] = [
         comm.allreduce(np.array([3 + rank], dtype), Sum).item()
         for dtype in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1")

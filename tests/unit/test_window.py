@@ -18,10 +18,10 @@ from ringdl._window import share_memory
 FORKED = """
 import os
 import numpy as np
-import ringdl
-from ringdl import Communicator, _engine
+from ringdl import _engine
+from ringdl._communicator import communicator_over
 from ringdl._window import share_memory
-comm = Communicator(_engine.alone())
+comm = communicator_over(_engine.alone())
 share_memory(comm, [0])
 before = comm.empty(1 << 20, np.uint8)
 before[...] = 1
