@@ -46,12 +46,7 @@ std::shared_ptr<Work> AnyReceives::submit(const Call& call, void* data,
 }
 
 int AnyReceives::step() {
-  if (receives_.empty() || is_stepping_) return 0;
-  is_stepping_ = true;
-  struct Guard {
-    bool& flag;
-    ~Guard() { flag = false; }
-  } guard{is_stepping_};
+  if (receives_.empty()) return 0;
   int moved = 0;
   const bool are_headers_new = std::exchange(are_headers_new_, false);
   for (size_t i = 0; i < receives_.size(); ++i) {

@@ -57,7 +57,6 @@ class AnyReceives {
   Submitter& submitter_;
   std::deque<Receive> receives_;
   bool are_headers_new_ = false;  // some were parked since step()
-  bool is_stepping_ = false;      // starting a work calls step(), too
   int last_sender_ = -1;          // the member that was received from last
 };
 

@@ -52,14 +52,14 @@ void Driver::progress_in_background() {
     const int64_t used = thread_cpu_ns() - begin;
     idle_poll = std::min(used, idle_poll + idle_poll / 256 + 1);
     fruitless = moved > 0 ? 0 : fruitless + 1;
-    if (!engine_.is_busy() && fruitless >= Engine::kQuietPolls) {
+    if (!engine_.is_busy() && fruitless >= Inbox::kQuietPolls) {
       wake_.wait_for(lock, kIdleSleep, [this] { return stopping_ || awake_; });
       awake_ = false;
       pause = 0;
       fruitless = 0;
       continue;
     }
-    if (fruitless < Engine::kQuietPolls) {
+    if (fruitless < Inbox::kQuietPolls) {
       pause = 0;  // and no yield: beside a thread that computes, it costs a time slice
       lock.unlock();
     } else {

@@ -29,7 +29,9 @@ class ControlPlane final : public Completion {
   static constexpr int kTag = 0;
 
   /// `handle` is called from Transport::poll() and may send.
-  ControlPlane(Transport& transport, std::function<void(const ControlMessage&)> handle);
+  using OnMessage = std::function<void(const ControlMessage&)>;
+
+  ControlPlane(Transport& transport, OnMessage handle);
 
   void send(int to, MessageHead head, const Description* description = nullptr,
             const void* payload = nullptr, size_t payload_bytes = 0);
@@ -78,7 +80,7 @@ class ControlPlane final : public Completion {
   void make_near(int rank);
 
   Transport& transport_;
-  std::function<void(const ControlMessage&)> handle_;
+  OnMessage handle_;
   std::unordered_map<int, Peer> peers_;  // with which there were messages
   std::vector<Near> near_;
   std::vector<std::unique_ptr<Envelope>> incoming_;  // by ticket

@@ -116,10 +116,10 @@ void Driver::refuse_closed() const {
 }
 
 void Driver::note_submitter() {
-  if (shutting_down_ || engine_.membership().is_leaving()) {
+  if (shutting_down_ || engine_.parts().membership.is_leaving()) {
     throw UsageError("ringdl is shutting down; call ringdl.init() first");
   }
-  engine_.joining().refuse_joined();
+  engine_.parts().joining.refuse_joined();
   const std::thread::id caller = std::this_thread::get_id();
   if (!submitter_) submitter_ = caller;
   if (*submitter_ != caller) one_submitter_ = false;
@@ -147,14 +147,14 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
                                             const std::function<void()>& before_waiting) {
   Lock lock = lock_for_call(before_waiting);
   note_submitter();
-  Immediate& immediate = engine_.immediate();
+  Immediate& immediate = engine_.parts().immediate;
   const Key key = immediate.next_key(call);
   const Plan plan = immediate.plan(call, key);
   if (plan.meeting == Meeting::kHeaders) {
     before_waiting();
     return engine_.submit(call, data);
   }
-  const bool is_traced = engine_.works().trace().is_on();
+  const bool is_traced = engine_.parts().works.trace().is_on();
   const int64_t begin = is_traced ? now_ns() : 0;
   if (plan.meeting == Meeting::kArraysInSlots) {
     SmallAllreduce small = immediate.begin_small(call, key, data);
@@ -166,13 +166,13 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
     before_waiting();
     auto direct = immediate.begin_direct(call, key, data);
     const size_t bytes = bytes_of(call);
-    const bool is_polled = bytes <= kMostPolledBytes && engine_.works().is_empty();
+    const bool is_polled = bytes <= kMostPolledBytes && engine_.parts().works.is_empty();
     if (!is_polled ||
         !poll_for_a_moment([&] { return direct->step_in_memory(); }, bytes, before_waiting)) {
       return immediate.submit(call, key, std::move(direct));
     }
   }
-  if (!engine_.works().is_empty() || is_time_to_poll()) engine_.poll();
+  if (!engine_.parts().works.is_empty() || is_time_to_poll()) engine_.poll();
   immediate.finish(call, key, plan.meeting, begin, is_traced ? now_ns() : 0);
   return nullptr;
 }
@@ -233,12 +233,12 @@ void Driver::watch_over(int64_t now) {
 
 void Driver::set_segment_bytes(size_t bytes) {
   const Lock lock = lock_for_call();
-  engine_.set_segment_bytes(bytes);
+  engine_.parts().set_segment_bytes(bytes);
 }
 
 void Driver::set_choice(const CostModel& model, std::optional<Algorithm> wanted) {
   const Lock lock = lock_for_call();
-  engine_.planning().choose_by(model, wanted);
+  engine_.parts().planning.choose_by(model, wanted);
 }
 
 void Driver::set_may_spin(bool may_spin) {
@@ -248,33 +248,33 @@ void Driver::set_may_spin(bool may_spin) {
 
 void Driver::set_watchdog(int64_t after_ns, bool dumps) {
   const Lock lock = lock_for_call();
-  engine_.set_watchdog(after_ns, dumps);
+  engine_.parts().watchdog.set_after(after_ns, dumps);
 }
 
 void Driver::set_window(std::shared_ptr<Window> window, std::vector<int> hosts) {
   const Lock lock = lock_for_call();
-  engine_.hosts().use(std::move(window), std::move(hosts));
+  engine_.parts().hosts.use(std::move(window), std::move(hosts));
 }
 
 SharedLayout Driver::layout_of(const Group& group) {
   const Lock lock = lock_for_call();
-  return engine_.hosts().layout_of(group);
+  return engine_.parts().hosts.layout_of(group);
 }
 
 std::shared_ptr<std::byte> Driver::allocate(size_t bytes) {
   refuse_forked_child();
-  return engine_.hosts().allocate(bytes);
+  return engine_.parts().hosts.allocate(bytes);
 }
 
 void Driver::add_bucket(int64_t number, BucketSpec spec) {
   const Lock lock = lock_for_call();
-  engine_.buckets().add(number, std::move(spec));
+  engine_.parts().buckets.add(number, std::move(spec));
 }
 
 std::shared_ptr<Work> Driver::launch_bucket(int64_t number, const std::function<void()>& fill,
                                             bool is_awaited) {
   Lock lock = lock_for_call();
-  engine_.joining().refuse_joined();
+  engine_.parts().joining.refuse_joined();
   fill();
   note_submitter();
   std::shared_ptr<Work> work = engine_.launch_bucket(number);
@@ -293,39 +293,39 @@ void Driver::remove_bucket(int64_t number) {
 
 void Driver::set_join_answers_allreduces_only(bool only) {
   const Lock lock = lock_for_call();
-  engine_.joining().answer_allreduces_only(only);
+  engine_.parts().joining.answer_allreduces_only(only);
 }
 
 void Driver::know_group(const SharedGroup& group) {
   const Lock lock = lock_for_call();
-  engine_.joining().know(group);
+  engine_.parts().joining.know(group);
 }
 
 void Driver::refuse_joined() {
   const Lock lock = lock_for_call();
-  engine_.joining().refuse_joined();
+  engine_.parts().joining.refuse_joined();
 }
 
 std::vector<uint64_t> Driver::take_ended() {
   if (in_forked_child()) return {};
   const Lock lock(mutex_);
-  return engine_.works().take_released();
+  return engine_.parts().works.take_released();
 }
 
 void Driver::start_trace() {
   const Lock lock = lock_for_call();
-  engine_.works().trace().start();
+  engine_.parts().works.trace().start();
 }
 
 std::vector<Trace::Event> Driver::take_trace() {
   refuse_forked_child();
   const Lock lock(mutex_);
-  return engine_.works().take_trace();
+  return engine_.parts().works.take_trace();
 }
 
 std::vector<Trace::Event> Driver::stop_trace() {
   const Lock lock = lock_for_call();
-  return engine_.works().trace().stop();
+  return engine_.parts().works.trace().stop();
 }
 
 std::map<std::string, double> Driver::stats() const {

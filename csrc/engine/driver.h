@@ -107,7 +107,7 @@ class Driver {
   /// @param hosts  the number of each rank's host; a rank that shares no memory is on one of its
   /// own. The same on all ranks
   void set_window(std::shared_ptr<Window> window, std::vector<int> hosts);
-  const std::shared_ptr<Window>& window() const { return engine_.hosts().window(); }
+  const std::shared_ptr<Window>& window() const { return engine_.parts().hosts.window(); }
   /// Memory that the ranks of this host see, if they share any and there is so much of it, else
   /// ordinary; of any content.
   /// @throws OutOfMemory; UsageError  in a forked child: that memory is its parent's
@@ -116,7 +116,7 @@ class Driver {
   SharedLayout layout_of(const Group& group);
 
   /// All ranks, as a group.
-  const SharedGroup& group_of_all_ranks() const { return engine_.all(); }
+  const SharedGroup& group_of_all_ranks() const { return engine_.parts().all; }
 
   /// Registers the bucket number `number`, which all members of its group register alike.
   /// @throws UsageError  the number is taken
@@ -130,7 +130,7 @@ class Driver {
   /// Forgets the bucket, waiting for nothing; a work of it in flight fails on all ranks.
   void remove_bucket(int64_t number);
   /// The largest number that a bucket may have on this transport.
-  int64_t max_bucket() const { return engine_.max_bucket(); }
+  int64_t max_bucket() const { return engine_.parts().buckets.most(); }
 
   /// Until all ranks have called this, takes part in whatever the others submit, as if this rank
   /// had nothing to add. Works that it has in flight end before it counts as come.

@@ -32,7 +32,10 @@ std::string seconds_text(int64_t ns) {
 class Driver::Watch {
  public:
   Watch(Driver& driver, Lock& lock, bool for_good)
-      : driver_(driver), diagnosis_(driver.engine_.diagnosis()), lock_(lock), for_good_(for_good) {}
+      : driver_(driver),
+        diagnosis_(driver.engine_.parts().diagnosis),
+        lock_(lock),
+        for_good_(for_good) {}
   ~Watch() {
     if (!lock_.owns_lock()) lock_.lock();
     watch(nullptr, now_ns());
@@ -130,7 +133,7 @@ void Driver::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
     const auto count_time = [&] {
       const int64_t end = now_ns();
       wait_ns_ += end - begin;
-      Trace& trace = engine_.works().trace();
+      Trace& trace = engine_.parts().works.trace();
       if (trace.is_on()) trace.add({0, work->label(), "", 0, begin, end, gettid()});
     };
     try {
@@ -182,7 +185,7 @@ bool Driver::wait_briefly(const std::shared_ptr<Work>& work) {
 
 int Driver::join(int64_t timeout_ns, const std::function<void()>& interrupted) {
   Lock lock = lock_for_call();
-  JoinSession& joining = engine_.joining();
+  JoinSession& joining = engine_.parts().joining;
   if (!joining.is_joined()) note_submitter();
   const std::shared_ptr<JoinSession::Session> session = joining.begin();
   session->answered_ns = now_ns();
@@ -212,7 +215,7 @@ int Driver::join(int64_t timeout_ns, const std::function<void()>& interrupted) {
 // The works in flight end, and the messages of failed ones are taken or leave: their receivers have
 // been notified of the failure and take what is on its way.
 void Driver::finish_works(Lock& lock, const std::function<void()>& interrupted) {
-  WorkTable& works = engine_.works();
+  WorkTable& works = engine_.parts().works;
   {
     Watch watch(*this, lock, true);
     const auto check = [&](int64_t now) {
@@ -220,18 +223,18 @@ void Driver::finish_works(Lock& lock, const std::function<void()>& interrupted) 
     };
     progress_until(lock, interrupted, [&] { return works.is_empty(); }, check);
   }
-  engine_.buckets().clear();
+  engine_.parts().buckets.clear();
   progress_until(
       lock, interrupted, [&] { return works.is_drained(); },
       [this](int64_t now) {
-        engine_.membership().refuse_failed();
+        engine_.parts().membership.refuse_failed();
         warn_of_shutdown("the messages of works that failed", now);
       });
 }
 
 void Driver::warn_of_shutdown(const std::string& what, int64_t now) {
   const std::string awaited = what + ", on rank " + std::to_string(rank());
-  std::fputs(engine_.watchdog().check_shutdown(awaited, now).c_str(), stderr);
+  std::fputs(engine_.parts().watchdog.check_shutdown(awaited, now).c_str(), stderr);
 }
 
 void Driver::shutdown(const std::function<void()>& interrupted) {
@@ -251,19 +254,21 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
   } guard{shutting_down_};
 
   finish_works(lock, interrupted);
-  const Departures& departures = engine_.membership().departures();
+  const Departures& departures = engine_.parts().membership.departures();
   engine_.leave();
   // The others may need answers from this rank until they leave, too.
   progress_until(
       lock, interrupted, [this] { return engine_.have_all_left(); },
       [&](int64_t now) {
-        engine_.membership().refuse_failed();
+        engine_.parts().membership.refuse_failed();
         if (departures.is_over()) {
-          warn_of_shutdown(engine_.has_sent_all() ? "the last messages of other ranks to leave"
-                                                  : "its last messages to leave",
+          warn_of_shutdown(engine_.parts().control->idle()
+                               ? "the last messages of other ranks to leave"
+                               : "its last messages to leave",
                            now);
         } else {
-          std::fputs(engine_.watchdog().check_shutdown(departures.awaited(), now).c_str(), stderr);
+          std::fputs(engine_.parts().watchdog.check_shutdown(departures.awaited(), now).c_str(),
+                     stderr);
         }
       });
   lock.unlock();

@@ -23,7 +23,11 @@ class Watchdog {
   Watchdog(Diagnosis& diagnosis, int rank) : diagnosis_(diagnosis), rank_(rank) {}
 
   /// @param after_ns  how old a work must be; 0: none is reported
-  void set_after(int64_t after_ns) { after_ns_ = after_ns; }
+  /// @param dumps  whether all works in flight are printed, too, when one is reported
+  void set_after(int64_t after_ns, bool dumps) {
+    after_ns_ = after_ns;
+    dumps_ = dumps;
+  }
 
   /// Called now and then. Returns what there is to print, mostly nothing.
   std::string check(const Works& works, int64_t now_ns);
@@ -32,8 +36,9 @@ class Watchdog {
   /// @param awaited  what it waits for; empty: another rank reports it
   std::string check_shutdown(const std::string& awaited, int64_t now_ns);
 
-  /// Whether this rank has had an old work since the last call.
-  bool take_alarm() { return std::exchange(alarm_, false); }
+  /// Whether all works in flight are to be printed: this rank has had an old one since the last
+  /// call.
+  bool take_alarm() { return std::exchange(alarm_, false) && dumps_; }
 
  private:
   struct Watched {
@@ -48,6 +53,7 @@ class Watchdog {
   int64_t shutdown_since_ns_ = 0;  // 0: not begun
   int64_t warn_of_shutdown_at_ns_ = 0;
   bool alarm_ = false;
+  bool dumps_ = false;
   std::unordered_map<uint64_t, Watched> watched_;  // by the work's id
 };
 

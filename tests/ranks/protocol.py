@@ -172,6 +172,24 @@ def check_stall_names_the_late_rank(comm: Communicator) -> None:
         assert (work.wait() == comm.size * (comm.size + 1) / 2).all()
 
 
+@needs(ranks=3)
+def check_who_is_late_is_known_beside_receives_from_any_rank(comm: Communicator) -> None:
+    """A rank that awaits a message of any rank answers questions later, but it does."""
+    rank, late = comm.rank, comm.size - 1
+    receiving = comm.recv_async_(np.empty(3), name="any") if rank == 1 else None
+    begun = comm.allreduce_async(np.ones(3), name="late") if rank != late else None
+    if begun is not None:
+        with expect(ringdl.StallError, f"rank {late} has not arrived"):
+            begun.wait(timeout=0.5)
+    comm.barrier()
+    if rank == late:
+        comm.allreduce(np.ones(3), name="late")
+    if rank == 0:
+        comm.send(np.ones(3), 1, name="any")
+    for work in (receiving, begun):
+        assert work is None or work.wait()[0] == 1
+
+
 @needs(ranks=2)
 def check_stall_of_a_call_without_work(comm: Communicator) -> None:
     """What a blocking call has begun stays in flight, too, and serves the ranks that come later."""

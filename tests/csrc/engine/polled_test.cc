@@ -80,9 +80,9 @@ void buckets(Cluster& cluster, size_t count) {
     auto& array = memory[static_cast<size_t>(rank)];
     array.resize(count);
     arrays.push_back(array.data());
-    cluster[rank].buckets().add(
+    cluster[rank].parts().buckets.add(
         0, {nullptr, array.data(), array.size() * sizeof(float), DType::kFloat32, Reduction::kSum,
-            Codec(), "bucket", cluster[rank].all()});
+            Codec(), "bucket", cluster[rank].parts().all});
   }
   for (int round = 0; round < 2; ++round) {
     std::vector<std::shared_ptr<Work>> works;
@@ -120,7 +120,7 @@ void share_memory(const std::vector<int>& hosts) {
     for (size_t other = 0; other < hosts.size(); ++other) {
       if (hosts[other] != hosts[static_cast<size_t>(rank)]) reached[other] = nullptr;
     }
-    cluster[rank].hosts().use(std::make_shared<HeapWindow>(rank, std::move(reached)), hosts);
+    cluster[rank].parts().hosts.use(std::make_shared<HeapWindow>(rank, std::move(reached)), hosts);
   }
   allreduces(cluster, 10);
   allreduces(cluster, kCount);
@@ -128,7 +128,7 @@ void share_memory(const std::vector<int>& hosts) {
     std::vector<std::shared_ptr<std::byte>> shared;
     std::vector<float*> arrays;
     cluster.for_each([&](Engine& engine) {
-      shared.push_back(engine.hosts().window()->allocate(kCount * sizeof(float)));
+      shared.push_back(engine.parts().hosts.window()->allocate(kCount * sizeof(float)));
       arrays.push_back(reinterpret_cast<float*>(shared.back().get()));
     });
     allreduce(cluster, arrays, kCount);

@@ -43,7 +43,7 @@ Call named(const std::string& name) {
 // Two of three ranks have submitted it: one of them reports it, and again when it is twice as old.
 void test_who_is_awaited() {
   Cluster cluster(3);
-  cluster.for_each([](Engine& engine) { engine.set_watchdog(kAfterNs, false); });
+  cluster.for_each([](Engine& engine) { engine.parts().watchdog.set_after(kAfterNs, false); });
   std::array<float, 3> data{1, 2, 3};
   std::vector<std::shared_ptr<Work>> works;
   for (const int rank : {1, 2}) {
@@ -62,7 +62,7 @@ void test_who_is_awaited() {
 
 void test_the_oldest_are_told_of() {
   Cluster cluster(2);
-  cluster.for_each([](Engine& engine) { engine.set_watchdog(kAfterNs, false); });
+  cluster.for_each([](Engine& engine) { engine.parts().watchdog.set_after(kAfterNs, false); });
   std::array<float, 14> data{};
   for (size_t i = 0; i < data.size(); ++i) {
     cluster[0].submit(named("w" + std::to_string(i)), &data[i]);
@@ -76,7 +76,7 @@ void test_the_oldest_are_told_of() {
 void test_off() {
   Cluster cluster(2);
   float value = 0;
-  cluster.for_each([](Engine& engine) { engine.set_watchdog(0, false); });
+  cluster.for_each([](Engine& engine) { engine.parts().watchdog.set_after(0, false); });
   cluster[0].submit(named("late"), &value);
   CHECK_EQ(pass(cluster, 100 * kSecond), "");
 }
@@ -85,15 +85,15 @@ void test_off() {
 void test_dumps() {
   Cluster cluster(2);
   float value = 0;
-  cluster.for_each([](Engine& engine) { engine.set_watchdog(kAfterNs, true); });
+  cluster.for_each([](Engine& engine) { engine.parts().watchdog.set_after(kAfterNs, true); });
   cluster[0].submit(named("late"), &value);
   CHECK_EQ(count(pass(cluster, kAfterNs + kSecond), "rank 0: 1 works in flight"), 1u);
 }
 
 void test_shutdown() {
   Cluster cluster(2);
-  Watchdog& watchdog = cluster[0].watchdog();
-  watchdog.set_after(kAfterNs);
+  Watchdog& watchdog = cluster[0].parts().watchdog;
+  watchdog.set_after(kAfterNs, false);
   CHECK_EQ(watchdog.check_shutdown("rank 1", kSecond), "");
   CHECK_EQ(watchdog.check_shutdown("rank 1", kAfterNs), "");
   CHECK_EQ(watchdog.check_shutdown("rank 1", kSecond + kAfterNs),
