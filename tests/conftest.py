@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,23 @@ from tests.environments import PYTHONS
 os.environ["RINGDL_TUNING"] = "default"  # not what was measured on this machine
 
 RunRanks = Callable[..., list[object]]
+
+
+TOGETHER = ("test_hosts", "test_scripts")
+"""Files whose tests share what is made once, and so a worker."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers of pytest-xdist get test by test: one file takes a third of the time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByTest(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if Path(file).stem in TOGETHER else nodeid
+
+    return ByTest(config, log)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,4 +1,4 @@
-"""The peak memory of ten training steps of a model with 100 MB of parameters, per rank.
+"""The peak memory of some training steps of a model with 100 MB of parameters, per rank.
 
 Arguments: "plain" or "wrapped", and "keep" or "drop" for what zero_grad() does with gradients. The
 proportional set size is read whenever a gradient has been accumulated, before it can have moved to
@@ -15,7 +15,7 @@ import ringdl.torch as hvd
 
 LAYERS = 6
 WIDTH = 2048
-STEPS = 10
+STEPS = 5
 
 
 def read_pss() -> int:

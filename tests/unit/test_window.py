@@ -18,6 +18,7 @@ from ringdl._window import share_memory
 FORKED = """
 import os
 import numpy as np
+import ringdl
 from ringdl import _engine
 from ringdl._communicator import communicator_over
 from ringdl._window import share_memory
@@ -42,6 +43,7 @@ assert (before == 1).all()
 
 NO_ADDRESSES = """
 import resource
+import ringdl
 from ringdl import _engine
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
