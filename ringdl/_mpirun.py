@@ -212,6 +212,10 @@ def compose(
         command += _placement(library.vendor, ranks, share, cores)
         if "OMP_NUM_THREADS" not in environ:
             command += _export(library.vendor, "OMP_NUM_THREADS", str(share))
+        is_chosen = "OMPI_MCA_btl" in environ or "btl" in options
+        if library.vendor == OPEN_MPI and library.version.startswith("5.") and not is_chosen:
+            # For networks that no one host needs; where there are none, MPI_Init sleeps a second.
+            command += ["--mca", "btl", "^ofi"]
     return [*command, *options, *program]
 
 

@@ -28,6 +28,7 @@ def texts_of(how: str, comm: Communicator) -> list[str]:
         else:
             dist.init_process_group(how or None)
             dist.new_group(backend="gloo")
+    comm.barrier()  # ranks that are slower may still be connecting to this one
     dist.destroy_process_group()
     return [str(warning.message) for warning in caught if "Gloo" in str(warning.message)]
 

@@ -16,7 +16,7 @@ from ringdl._mpirun import LaunchError, Library, compose, find_mpirun
 from ringdl._version import __version__
 
 EIGHT = Cores(cpus=8, cores=8, online=8)
-OPEN_MPI = Library(_mpirun.OPEN_MPI, "5.0.11", Path("/opt/lib/libmpi.so.40"), "4.1.2")
+OPEN_MPI = Library(_mpirun.OPEN_MPI, "4.1.4", Path("/opt/lib/libmpi.so.40"), "4.1.2")
 MPICH = Library(_mpirun.MPICH, "5.0.2", Path("/opt/lib/libmpi.so.12"), "4.1.2")
 INTEL = Library(_mpirun.INTEL_MPI, "2021.9", Path("/opt/lib/libmpi.so.12"), "4.1.2")
 CRAY = Library("MPI VERSION CRAY MPICH", "", Path("/opt/cray/libmpi.so.12"), "4.1.2")
@@ -119,6 +119,16 @@ def test_placement_is_left_to_the_user_and_to_jobs_of_several_hosts() -> None:
     assert started(OPEN_MPI, 8, options=["--mca", "btl", "self,tcp"]) == (
         "mpirun -n 8 --map-by slot:PE=1 --bind-to core -x OMP_NUM_THREADS=1 --mca btl self,tcp"
     )
+
+
+def test_command_leaves_out_what_starts_slowly() -> None:
+    """Open MPI 5's ofi, unless the user has chosen among its kind."""
+    five = Library(_mpirun.OPEN_MPI, "5.0.11", Path("/opt/lib/libmpi.so.40"), "4.1.2")
+    placed = "mpirun -n 8 --map-by slot:PE=1 --bind-to core -x OMP_NUM_THREADS=1"
+    assert started(five, 8) == f"{placed} --mca btl ^ofi"
+    assert started(five, 8, options=["--mca", "btl", "self,tcp"]) == f"{placed} --mca btl self,tcp"
+    assert started(five, 8, environ={"OMPI_MCA_btl": "self,tcp"}) == placed
+    assert started(five, 8, environ={"SLURM_JOB_NUM_NODES": "2"}) == "mpirun -n 8"
 
 
 def test_mpirun_beside_the_library_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
