@@ -251,7 +251,12 @@ def launcher_options(library: Library, layout: Sequence[int], agent: Path) -> li
             "-machinefile",
             str(machines),
         ]
-        for key, value in (("I_MPI_FABRICS", "ofi"), ("FI_PROVIDER", "tcp"), ("I_MPI_PIN", "0")):
+        for key, value in (
+            ("I_MPI_FABRICS", "ofi"),
+            ("FI_PROVIDER", "tcp"),
+            ("I_MPI_PIN", "0"),
+            ("I_MPI_THREAD_YIELD", "2"),  # waiting ranks leave the core, as above
+        ):
             options += ["-genv", key, os.environ.get(key, value)]
         return options
     raise HostsError(

@@ -210,6 +210,10 @@ def compose(
     if not spans_hosts and not any(_PLACING.fullmatch(option) for option in options):
         share = max(1, cores.usable // ranks)
         command += _placement(library.vendor, ranks, share, cores)
+        is_crowded = library.vendor == INTEL_MPI and ranks > cores.usable
+        if is_crowded and "I_MPI_THREAD_YIELD" not in environ:
+            # Else who waits keeps its core, for a time slice, from the rank that it waits for.
+            command += _export(library.vendor, "I_MPI_THREAD_YIELD", "2")
         if "OMP_NUM_THREADS" not in environ:
             command += _export(library.vendor, "OMP_NUM_THREADS", str(share))
         is_chosen = "OMPI_MCA_btl" in environ or "btl" in options

@@ -20,9 +20,10 @@ class Inbox {
   /// Takes what has arrived. @returns how many messages
   int poll();
   /// Whether the last polls have found no message. MPI libraries take one message per poll, or show
-  /// it only at the next one: so many polls without a message mean that there is none.
+  /// it only at the next one, and the transport may look for some messages only at its fourth poll:
+  /// so many polls without a message mean that there is none.
   bool is_quiet() const { return quiet_polls_ >= kQuietPolls; }
-  static constexpr int kQuietPolls = 3;
+  static constexpr int kQuietPolls = 6;
 
   void handle(const ControlMessage& message);
   /// What another rank has sent for a work: its header, payload, a grant, or how much it has sent.

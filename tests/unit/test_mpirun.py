@@ -90,6 +90,10 @@ def test_command_for_more_ranks_than_cores() -> None:
         "mpirun -n 9 --map-by :OVERSUBSCRIBE --bind-to none -x OMP_NUM_THREADS=1"
     )
     assert started(MPICH, 9) == "mpirun -n 9 -genv OMP_NUM_THREADS 1"
+    assert started(INTEL, 9) == "mpirun -n 9 -genv I_MPI_THREAD_YIELD 2 -genv OMP_NUM_THREADS 1"
+    assert started(INTEL, 9, environ={"I_MPI_THREAD_YIELD": "0"}) == (
+        "mpirun -n 9 -genv OMP_NUM_THREADS 1"
+    )
 
 
 def test_command_binds_nothing_if_not_all_cores_are_ours() -> None:
