@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ringdl._errors import UsageError
 from ringdl._startup import get_communicator
@@ -62,8 +62,8 @@ class ShardedSampler:
             raise UsageError(f"ShardedSampler: a dataset of {self.sample_count} samples is empty")
         if remainder not in ("pad", "drop", "keep"):
             raise UsageError(f"ShardedSampler: remainder is {remainder!r}; pad, drop or keep")
-        own = communicator or get_communicator()
-        self._rank, self._size = own.rank, own.size
+        self._communicator: Communicator | None = communicator or get_communicator()
+        self._follow()
         self._shuffle = shuffle
         self._seed = seed
         self._remainder = remainder
@@ -96,6 +96,7 @@ class ShardedSampler:
         """What is left of the epoch for this rank."""
         import numpy as np
 
+        self._follow()
         order = np.arange(self.sample_count)
         if self._shuffle:
             np.random.default_rng((self._seed, self._epoch)).shuffle(order)
@@ -111,9 +112,20 @@ class ShardedSampler:
         return iter(self.indices().tolist())
 
     def __len__(self) -> int:
+        self._follow()
         left = self.sample_count - self._consumed
         if self._remainder == "drop":
             return left // self._size
         if self._remainder == "pad":
             return -(-left // self._size)
         return (left - self._rank + self._size - 1) // self._size
+
+    def _follow(self) -> None:
+        """After another `ringdl.init` ranks may be numbered anew."""
+        if self._communicator is not None:
+            self._rank, self._size = self._communicator.rank, self._communicator.size
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickle is for this rank, as it is numbered now: communicators stay in their process."""
+        self._follow()
+        return vars(self) | {"_communicator": None}

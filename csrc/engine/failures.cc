@@ -53,8 +53,9 @@ void Failures::fail_rank(const Membership::Failed& failed) {
     const bool has_message = work->names_no_sender && work->sender >= 0;  // a work of its own
     if (work->group->index_of(failed.rank) >= 0 && !has_message) works.push_back(work);
   }
-  for (const auto& work : works)
+  for (const auto& work : works) {
     parts_.works.fail(work, parts_.membership.failure_in(*work->group));
+  }
   parts_.works.forget_drains(failed.rank);
 }
 
@@ -87,8 +88,8 @@ void Failures::send(int to, MessageType type, const Key& key, const Failure& why
 // ranks joined, which this one has not answered and never will. Only the next one can be skipped:
 // instances before it may be in flight elsewhere.
 void Failures::fail(const Key& key, const Failure& why, bool skip) {
-  parts_.transport
-      ->expect_stray_messages();  // on a bucket's tags, to a rank that never launched it
+  // On a bucket's tags, to a rank that never launched it.
+  parts_.transport->expect_stray_messages();
   if (const std::shared_ptr<Work> work = parts_.works.find(key)) {
     if (work->sender < 0) parts_.works.fail(work, why);  // else its message writes to the buffer
   } else if (!parts_.matching.is_ahead(key)) {

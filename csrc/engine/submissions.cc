@@ -67,8 +67,8 @@ void Submissions::begin(const std::shared_ptr<Work>& work) {
     return;
   }
   if (parts_.works.step(work)) return;
-  const bool may_wait =
-      !parts_.joining.may_have_joined();  // who has joined learns of it by the header
+  // Who has joined learns of the work by its header.
+  const bool may_wait = !parts_.joining.may_have_joined();
   work->keyed_channel->announce(may_wait && work->collective->greets_next());
   for (const Matching::Parked::Message& message : parked.messages) {
     if (work->ended()) break;

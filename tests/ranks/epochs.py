@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 
 import numpy as np
 
 import ringdl
+from ringdl.data import ShardedSampler
 from tests.ranks._outside import world
 from tests.ranks.support import expect, needs
 
@@ -132,10 +134,19 @@ def check_other_ranks() -> None:
     size, rank = world.size, world.rank
     group = comm.group(range(1, size))
     first = comm.group(range(size - 1))
+    sampler = ShardedSampler(30, shuffle=False, remainder="keep")
+
+    def check_sampler() -> None:
+        own = list(range(comm.rank, 30, comm.size))
+        for each in (sampler, pickle.loads(pickle.dumps(sampler))):
+            assert (list(each), len(each)) == (own, len(own))
+
+    check_sampler()
     ringdl.shutdown()
     is_apart = rank == size - 1
     own = MPI.COMM_WORLD.Split(is_apart, key=-rank)
     assert ringdl.init(own) is comm
+    check_sampler()
     if is_apart:
         assert comm.size == 1
         _lost(group, "now there are 1 ranks, and this one is rank 0: make another group")
@@ -156,6 +167,7 @@ def check_other_ranks() -> None:
     assert len(set(comm.allgather(np.array([comm.epoch])).tolist())) == 1
     for each, ranks in ((group, range(1, size)), (first, range(size - 1))):
         assert each is None or _sum(each) == sum(ranks)
+    check_sampler()
     again = comm.group([0, 1])
     assert again is None or _sum(again) == 1
 
