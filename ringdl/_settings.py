@@ -173,6 +173,9 @@ OTHERS = {
     "SLURM_NTASKS": "How many ranks `run` starts without `-n`.",
     "SLURM_JOB_NUM_NODES, PBS_NODEFILE, LSB_DJOB_HOSTFILE": "Tell `run` that the job may have "
     "several hosts: it then leaves placement and threads to mpirun.",
+    "OMPI_MCA_btl, I_MPI_THREAD_YIELD": "How ranks of one host send messages, and what they do "
+    "while they wait; `run` sets them for Open MPI 5, and for Intel MPI where ranks outnumber "
+    "cores, unless they are set.",
     "PATH": "Where `run` looks for an mpirun, after the MPI library's own folder.",
     "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, "
     "OMPI_COMM_WORLD_LOCAL_SIZE, OMPI_MCA_ess, OMPI_MCA_ess_base_jobid": "Open MPI's launcher.",

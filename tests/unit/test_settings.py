@@ -93,7 +93,7 @@ def test_the_page_has_every_name_that_the_sources_read() -> None:
         name
         for source in sources
         if "environ" in source
-        for name in re.findall(r'"([A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9])"', source)
+        for name in re.findall(r'"([A-Z][A-Z0-9]*_[A-Za-z0-9_]*[A-Za-z0-9])"', source)
     }
     assert {"OMP_NUM_THREADS", "PMIX_RANK", "SLURM_NTASKS", "RINGDL_TIMEOUT"} <= names
     assert {name for name in names if f"`{name}`" not in page} == set()
