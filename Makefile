@@ -28,8 +28,11 @@ OTHER_TORCHES ?= 2.10.0 2.15.0
 TORCH_PYTHONS = $(foreach version,$(OTHER_TORCHES),$(version)=$(CURDIR)/.venv/torches/$(version)/bin/python)
 python_of = $(1)=$(CURDIR)/.venv/mpi/$(1)/bin/python
 MPI_PYTHONS := $(call python_of,openmpi) $(call python_of,mpich)
-# Intel's wheel is for x86-64 alone. Debian has an MPICH beside its Open MPI, which is mpirun if both are there.
-OTHER_MPIS := $(if $(filter x86_64,$(shell uname -m)),intel) $(if $(wildcard /usr/bin/mpirun.mpich),debian-mpich)
+# Intel's wheel is for x86-64 alone. Debian has an Open MPI and an MPICH; where both are there, neither is the machine's own.
+has_all = $(if $(filter-out $(wildcard $(1)),$(1)),,yes)
+OTHER_MPIS := $(if $(filter x86_64,$(shell uname -m)),intel) \
+  $(if $(call has_all,/usr/bin/mpirun.mpich /usr/bin/mpicc.mpich),debian-mpich) \
+  $(if $(call has_all,/usr/bin/mpirun.mpich /usr/bin/mpirun.openmpi),debian-openmpi)
 say = @echo "== $(1)"
 
 # Prints the requirements of extras as pyproject.toml declares them, without building ringdl.
@@ -170,15 +173,17 @@ $(STAMPS)/bench $(STAMPS)/docs $(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test 
 $(STAMPS)/mpis: $(STAMPS)/mpi-openmpi $(STAMPS)/mpi-mpich
 	@touch $@
 
-# The environment of an MPI: its wheel from PyPI, or, of Debian's, the library that mpi4py is to load.
+# The environment of an MPI: its wheel from PyPI. Of Debian's MPIs the one has a library that mpi4py has to be told of,
+# the other an mpi4py that is compiled for it: the wheel's looks for another name.
 WHEEL_OF_intel := impi-rt
-WHEEL_OF_debian-mpich := none
-LOADS_debian-mpich := import os; os.environ.setdefault("MPI4PY_LIBMPI", "libmpich.so.12")
+WHEEL_OF_debian-openmpi := none
+LOADS_debian-openmpi := import os; os.environ.setdefault("MPI4PY_LIBMPI", "libmpi.so.40")
+WHEEL_OF_debian-mpich := --no-binary=mpi4py mpi4py
 $(STAMPS)/mpi-%: $(STAMPS)/packages
 	$(call say,making an environment for the MPI $*)
 	@$(PYTHON) -m venv --clear --without-pip .venv/mpi/$*
-	@wheel=$(or $(WHEEL_OF_$*),$*); if [ $$wheel != none ]; then \
-	  $(PY) -m pip --python .venv/mpi/$*/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$wheel; fi
+	@wheel="$(or $(WHEEL_OF_$*),$*)"; if [ "$$wheel" != none ]; then \
+	  MPICC=mpicc.mpich $(PY) -m pip --python .venv/mpi/$*/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$wheel; fi
 	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	printf '%s\n' "$$site" "$(CURDIR)" '$(LOADS_$*)' >"$$(.venv/mpi/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringdl.pth"
 	@touch $@

