@@ -71,14 +71,17 @@ CROWDED = (  # more ranks than cores
 MEASUREMENTS = (
     Measurement(
         "allreduce-2",
-        ("bench/allreduce.py", "--ranks", "2", "--sizes", "1K", "256M", "--iterations", "12"),
+        (
+            *("bench/allreduce.py", "--ranks", "2"),
+            *("--sizes", "1K", "256M", "--iterations", "12", "--rounds", "5"),
+        ),
         ("--rounds", "2", "--sizes", "1K", "64M"),
     ),
     Measurement(
         "ordinary-2",
         (
             *("bench/allreduce.py", "--ranks", "2", "--memory", "ordinary"),
-            *("--sizes", "1K", "256M", "--iterations", "8", "--rounds", "6"),
+            *("--sizes", "1K", "256M", "--iterations", "8", "--rounds", "4"),
         ),
         ("--rounds", "2", "--sizes", "1K", "64M"),
     ),
