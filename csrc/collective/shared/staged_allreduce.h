@@ -13,9 +13,10 @@ namespace ringdl {
 
 /// Allreduce on one host of arrays that only their owners reach: block by block, through stages
 /// that all ranks see and that stay in the caches. Each rank copies what others reduce of its block
-/// into its stage, reduces its own chunk of the block, in rank order, and copies what the others
-/// have reduced into its array. An array is read once and written once, as in DirectAllreduce,
-/// which gives the same bits; what is added to that stays in the caches.
+/// into its stage, reduces its own chunk of the block, in rank order, into the stages of all, and
+/// copies what the others have put into its stage back into its array. An array is read once and
+/// written once, as in DirectAllreduce, which gives the same bits; what is added to that stays in
+/// the caches.
 class StagedAllreduce final : public InMemory {
  public:
   /// Bytes of each rank's stage.
