@@ -30,11 +30,12 @@ void Slots::put(uint64_t instance, uint64_t digest, const std::byte* data, size_
   std::memcpy(reinterpret_cast<std::byte*>(&slot) + kLineBytes, data, bytes);
   slot.digest = digest;
   slot.sequence.store(instance + 1, std::memory_order_release);
-  reached(rank_).store(instance + 1, std::memory_order_release);
+  reached_ = instance + 1;
 }
 
 void Slots::pass(uint64_t instance) {
-  reached(rank_).store(instance + 1, std::memory_order_release);
+  reached_ = instance + 1;
+  passed(rank_).store(reached_, std::memory_order_release);
   update_finished();
 }
 
@@ -43,7 +44,7 @@ void Slots::pass(uint64_t instance) {
 Slots::State Slots::state_of(int rank, uint64_t instance) {
   const Head& slot = head(rank, instance);
   if (slot.sequence.load(std::memory_order_acquire) != instance + 1) {
-    if (reached(rank).load(std::memory_order_acquire) <= instance) return State::kNotYet;
+    if (passed(rank).load(std::memory_order_acquire) <= instance) return State::kNotYet;
     if (slot.sequence.load(std::memory_order_acquire) != instance + 1) return State::kPassed;
   }
   uint64_t& known = known_finished_[static_cast<size_t>(rank)];
@@ -64,8 +65,7 @@ void Slots::finish(uint64_t instance) {
 }
 
 void Slots::update_finished() {
-  const uint64_t from = under_way_.value_or(reached(rank_).load(std::memory_order_relaxed));
-  finished(rank_).store(from, std::memory_order_release);
+  finished(rank_).store(under_way_.value_or(reached_), std::memory_order_release);
 }
 
 }  // namespace ringdl

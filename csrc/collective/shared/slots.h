@@ -45,9 +45,7 @@ class Slots {
   /// Whether the slot of an instance is free: else look again later.
   bool can_put(uint64_t instance);
   /// Whether this rank has passed a later instance since begin(), and so this one, too.
-  bool is_too_late(uint64_t instance) const {
-    return reached(rank_).load(std::memory_order_relaxed) > instance;
-  }
+  bool is_too_late(uint64_t instance) const { return reached_ > instance; }
   /// @param digest  what all ranks must agree on
   /// @param bytes  at most kPayloadBytes
   void put(uint64_t instance, uint64_t digest, const std::byte* data, size_t bytes);
@@ -75,8 +73,9 @@ class Slots {
     uint64_t digest;
   };
 
-  // How many instances a rank has reached.
-  Counter& reached(int rank) const { return *reinterpret_cast<Counter*>(at(rank)); }
+  // How many instances a rank had reached when it last passed one. Written only then: all read it
+  // while they wait, and a line that others read takes long to write.
+  Counter& passed(int rank) const { return *reinterpret_cast<Counter*>(at(rank)); }
   // From which instance on a rank may still look.
   Counter& finished(int rank) const { return *reinterpret_cast<Counter*>(at(rank) + kLineBytes); }
   Head& head(int rank, uint64_t instance) const {
@@ -90,6 +89,7 @@ class Slots {
   const std::vector<std::byte*> memory_;
   const int rank_;
   std::vector<uint64_t> known_finished_;  // by rank: at least
+  uint64_t reached_ = 0;                  // by this rank: how many instances
   std::optional<uint64_t> under_way_;
 };
 
