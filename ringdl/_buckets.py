@@ -166,6 +166,8 @@ class Buckets:
 
         Raises:
             StallError: some rank has not arrived in time. The round goes on: wait again.
+            MismatchError: a rank has dropped the buckets, or has shut down.
+            RankFailedError: a rank's process has ended.
         """
         seconds = self.communicator._timeout if timeout is None else seconds_of(timeout)
         return self._buckets.wait(seconds, timeout is None)

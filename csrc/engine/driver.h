@@ -70,7 +70,7 @@ class Driver {
   /// @param interrupted  called every 100 ms without the lock; may throw
   /// @param for_good  whether the diagnosis may count on the calling thread not to submit anything
   /// before the work has ended: not so if it goes on to other things after the timeout
-  /// @throws MismatchError, StallError
+  /// @throws MismatchError, StallError, RankFailedError
   void wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
             const std::function<void()>& interrupted = {}, bool for_good = true);
 

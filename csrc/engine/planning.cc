@@ -40,7 +40,7 @@ std::unique_ptr<Collective> Planning::make(const Call& call, const Description& 
 std::unique_ptr<Collective> Planning::make(const BucketSpec& bucket, uint64_t instance) const {
   const Group& group = *bucket.group;
   const SharedLayout layout = hosts_.layout_of(group);
-  const Plan plan = plan_bucket(bucket.shared.has_value(), *layout, table_);
+  const Plan plan = plan_bucket(bucket.bytes, bucket.shared.has_value(), *layout, table_);
   return algorithm_of(plan.algorithm)
       .make({.executor = executor_,
              .data = static_cast<std::byte*>(bucket.data),

@@ -28,7 +28,10 @@ class Completion {
 /// from any rank matches before one from that rank is unspecified. Nothing here blocks. Buffers
 /// belong to the caller and must stay alive and unmoved until the operation has ended.
 ///
-/// Threads: calls are made by one thread at a time; the driver's lock ensures that.
+/// A message may have no bytes, and its data is then not looked at; a rank may send to itself.
+///
+/// Threads: calls are made by one thread at a time; the driver's lock ensures that. A forked child
+/// makes none, and should not keep the other ranks from seeing that this process has ended.
 /// Errors: where a message fails, the rank at its other end is lost(). A failure of the layer below
 /// that belongs to no message raises Error, naming the call.
 class Transport {
@@ -43,7 +46,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Largest usable tag; tags start at 0.
+  /// Largest usable tag; tags start at 0. Half of them, up to 65,536, bounds the works in flight; of
+  /// the rest each bucket takes two. MPI promises 32,767.
   virtual int max_tag() const = 0;
 
   /// Starts to send `bytes` to rank `to`. Once started a send is drained, never cancelled.
@@ -67,7 +71,8 @@ class Transport {
     std::string why;  // from the layer below; empty: its process has ended
   };
   /// In the order in which they were found. What they had sent has been received; sends to them
-  /// end, and receives from them never do.
+  /// end, and receives from them never do. A transport that cannot know leaves it empty: then ranks
+  /// see only those of their own host end.
   virtual const std::vector<Lost>& lost() const {
     static const std::vector<Lost> none;
     return none;

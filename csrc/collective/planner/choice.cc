@@ -1,9 +1,5 @@
 #include "collective/planner/choice.h"
 
-#include <limits>
-
-#include "collective/planner/algorithms.h"
-
 namespace ringdl {
 
 CostModel default_costs() {
@@ -31,17 +27,9 @@ double predicted_seconds(const CostModel& model, Algorithm algorithm, size_t byt
 
 Algorithm choose_allreduce(const CostModel& model, size_t bytes, const HostLayout& layout,
                            size_t segment_bytes) {
-  Algorithm best = Algorithm::kRing;
-  double least = std::numeric_limits<double>::infinity();
-  for (const AllreduceAlgorithm* algorithm : algorithms()) {
-    if (!is_possible(algorithm->id, bytes, layout, segment_bytes)) continue;
-    const double seconds = predicted_seconds(model, algorithm->id, bytes, layout);
-    if (seconds <= least) {
-      least = seconds;
-      best = algorithm->id;
-    }
-  }
-  return best;
+  return fastest(model, bytes, layout, [&](const AllreduceAlgorithm& its) {
+    return is_possible(its.id, bytes, layout, segment_bytes);
+  });
 }
 
 }  // namespace ringdl

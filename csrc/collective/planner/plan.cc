@@ -21,14 +21,15 @@ Plan plan_allreduce(const AllreduceRequest& request, const HostLayout& layout,
   return {is_direct ? Meeting::kPlacesInSlots : Meeting::kHeaders, fastest};
 }
 
-Plan plan_bucket(bool is_reached, const HostLayout& layout, const PlanningTable& table) {
-  Algorithm algorithm = Algorithm::kRing;
-  if (is_reached && table.wanted != Algorithm::kRing) {
-    for (const AllreduceAlgorithm* its : algorithms()) {
-      if (its->uses_agreed_memory && its->can_run(layout)) algorithm = its->id;
-    }
+Plan plan_bucket(size_t bytes, bool is_reached, const HostLayout& layout,
+                 const PlanningTable& table) {
+  if (!is_reached || table.wanted == Algorithm::kRing) {
+    return {Meeting::kBeforehand, Algorithm::kRing};
   }
-  return {Meeting::kBeforehand, algorithm};
+  const auto may_run = [&](const AllreduceAlgorithm& its) {
+    return its.uses_agreed_memory && its.can_run(layout);
+  };
+  return {Meeting::kBeforehand, fastest(table.costs, bytes, layout, may_run)};
 }
 
 }  // namespace ringdl

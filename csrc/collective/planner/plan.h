@@ -45,9 +45,10 @@ struct AllreduceRequest {
 Plan plan_allreduce(const AllreduceRequest& request, const HostLayout& layout,
                     const PlanningTable& table);
 
-/// Of a bucket: an algorithm that uses memory agreed beforehand if that is reached, else the ring.
-/// Costs play no part.
+/// Of a bucket: the fastest of the algorithms that use memory agreed beforehand, if that is
+/// reached, else the ring.
 /// @param is_reached  whether the ranks of each host reach all arrays of that host
-Plan plan_bucket(bool is_reached, const HostLayout& layout, const PlanningTable& table);
+Plan plan_bucket(size_t bytes, bool is_reached, const HostLayout& layout,
+                 const PlanningTable& table);
 
 }  // namespace ringdl

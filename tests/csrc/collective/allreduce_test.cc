@@ -1,5 +1,5 @@
 // Every algorithm x dtype x reduction x layout of hosts x kind of memory, against int64 and double;
-// the same bits on all ranks, and from run to run with random delays.
+// the same bits on all ranks, and from run to run with random delays; and ranks that disagree.
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "collective/planner/algorithms.h"
 #include "ranks.h"
 #include "reduce/reduce.h"
@@ -206,6 +207,46 @@ std::vector<uint64_t> run(Driver& driver, const HostLayout& layout) {
   return digests;
 }
 
+// One rank means something else: no rank may have a result. The arrays of calls that have failed
+// are kept, as they may still be sent.
+void disagree(Driver& driver, const HostLayout& layout, std::vector<Pending>& kept) {
+  Memory memory{driver};
+  const int size = driver.size();
+  for (const std::optional<Algorithm> algorithm : choices()) {
+    for (const int64_t count : {3, 10'007}) {
+      const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+      if (algorithm && !is_possible(*algorithm, bytes, layout, kSegmentBytes)) continue;
+      for (const int wrong : {0, size / 2, size - 1}) {
+        Call call;
+        call.kind = Kind::kAllreduce;
+        call.dtype = DType::kFloat32;
+        call.algorithm = algorithm;
+        call.reduction = driver.rank() == wrong ? Reduction::kMax : Reduction::kSum;
+        kept.push_back(begin(driver, memory, call, count, [](int64_t) { return 1; }));
+        CHECK_THROWS(driver.wait(kept.back().work, kTimeout), MismatchError, "reduction");
+      }
+    }
+  }
+}
+
+void test_disagreements() {
+  for (const std::vector<int>& hosts : kLayouts) {
+    if (hosts.size() == 1) continue;
+    for (const uint64_t delay_seed : {0u, 3u}) {
+      const auto windows = check::connected_windows(hosts, 256 << 20);
+      std::vector<std::vector<Pending>> kept(hosts.size());
+      EngineOptions options;
+      options.segment_bytes = kSegmentBytes;
+      check::run_ranks(static_cast<int>(hosts.size()), options, {4096, delay_seed},
+                       [&](Driver& driver) {
+                         const auto rank = static_cast<size_t>(driver.rank());
+                         driver.set_window(windows[rank], hosts);
+                         disagree(driver, HostLayout::of(hosts, driver.rank()), kept[rank]);
+                       });
+    }
+  }
+}
+
 void test_matrix() {
   for (const std::vector<int>& hosts : kLayouts) {
     const int size = static_cast<int>(hosts.size());
@@ -231,5 +272,6 @@ void test_matrix() {
 
 int main() {
   test_matrix();
+  test_disagreements();
   return check::report();
 }

@@ -88,16 +88,16 @@ void how_ranks_meet() {
   CHECK(is(plan_allreduce({small, {}, false}, one, table), Meeting::kHeaders, Algorithm::kDirect));
   CHECK(is(plan_allreduce({small, Algorithm::kRing, true}, one, table), Meeting::kHeaders,
            Algorithm::kRing));
-  CHECK(is(plan_bucket(true, one, table), Meeting::kBeforehand, Algorithm::kDirect));
-  CHECK(is(plan_bucket(true, two, table), Meeting::kBeforehand, Algorithm::kHierarchical));
-  CHECK(is(plan_bucket(false, two, table), Meeting::kBeforehand, Algorithm::kRing));
+  CHECK(is(plan_bucket(small, true, one, table), Meeting::kBeforehand, Algorithm::kDirect));
+  CHECK(is(plan_bucket(small, true, two, table), Meeting::kBeforehand, Algorithm::kHierarchical));
+  CHECK(is(plan_bucket(small, false, two, table), Meeting::kBeforehand, Algorithm::kRing));
   table.wanted = Algorithm::kRing;
   CHECK(is(plan_allreduce({small, {}, true}, one, table), Meeting::kHeaders, Algorithm::kRing));
-  CHECK(is(plan_bucket(true, two, table), Meeting::kBeforehand, Algorithm::kRing));
+  CHECK(is(plan_bucket(small, true, two, table), Meeting::kBeforehand, Algorithm::kRing));
   table.wanted = Algorithm::kHierarchical;  // which is not possible on one host
   CHECK(is(plan_allreduce({small + 1, {}, false}, one, table), Meeting::kHeaders,
            Algorithm::kDirect));
-  CHECK(is(plan_bucket(true, one, table), Meeting::kBeforehand, Algorithm::kDirect));
+  CHECK(is(plan_bucket(small, true, one, table), Meeting::kBeforehand, Algorithm::kDirect));
 }
 
 }  // namespace
