@@ -46,8 +46,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Largest usable tag; tags start at 0. Half of them, up to 65,536, bounds the works in flight; of
-  /// the rest each bucket takes two. MPI promises 32,767.
+  /// Largest usable tag; tags start at 0. Half of them, up to 65,536, bounds the works in flight;
+  /// of the rest each bucket takes two. MPI promises 32,767.
   virtual int max_tag() const = 0;
 
   /// Starts to send `bytes` to rank `to`. Once started a send is drained, never cancelled.
