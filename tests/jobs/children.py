@@ -61,11 +61,20 @@ def main() -> None:
 
 
 def nest(mpirun: str) -> None:
+    from mpi4py import MPI
+
     ringdl.init()
     if ringdl.rank() == 0:
         hello = Path(__file__).with_name("hello.py")
         job = [mpirun, "-n", "2", sys.executable, str(hello)]
-        sys.stdout.write(subprocess.run(job, capture_output=True, text=True, timeout=40).stdout)
+        environment = dict(os.environ)
+        if MPI.Get_library_version().startswith("Open MPI v4"):
+            for name in os.environ:
+                if name.startswith(("OMPI_", "PMIX_")) and "ALLOW_RUN" not in name:
+                    del environment[name]
+        ended = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=40)
+        sys.stdout.write(ended.stdout)
+        sys.stderr.write(ended.stderr)
     ringdl.barrier()
     sys.stdout.write("outer ranks have met\n")
 
