@@ -68,6 +68,7 @@ def nest(mpirun: str) -> None:
         hello = Path(__file__).with_name("hello.py")
         job = [mpirun, "-n", "2", sys.executable, str(hello)]
         environment = dict(os.environ)
+        # Whose mpirun does not support recursive calls.
         if MPI.Get_library_version().startswith("Open MPI v4"):
             for name in os.environ:
                 if name.startswith(("OMPI_", "PMIX_")) and "ALLOW_RUN" not in name:
