@@ -59,7 +59,7 @@ StagedAllreduce::StagedAllreduce(Executor& executor, std::vector<std::byte*> sta
 //   0: block 0 in;  3b+1: block b+1 in;  3b+2: block b is reduced;  3b+3: block b out.
 // In go the chunks that others reduce; the own one is reduced where it is. Its sums are put where
 // the others' numbers were, in their stages: the lines are in this core's caches then, so they move
-// between cores three times per block and not four, and 64 to 512 KiB take two ranks 0.6 of the
+// between cores three times per block and not four, and 128 to 512 KiB take two ranks 0.6 of the
 // time. No byte is copied that only its owner reads. A stage holds two blocks. A block is reduced
 // once all ranks have theirs in, and goes out once all have reduced their chunks: out of the own
 // stage, so its place is free then.
