@@ -80,17 +80,24 @@ def segments(comm: Communicator, segment_bytes: int) -> Iterator[None]:
 def expect_no_growth(
     comm: Communicator, use: Callable[[int], None], warm: int, times: int, most_bytes: int
 ) -> None:
-    """After `use(warm)`, `use(times)` takes at most `most_bytes` more of this process's memory."""
+    """After `use(warm)`, some `use(times)` takes less than `most_bytes` more memory on each rank.
+
+    The first may take more: an MPI's own pools grow for some thousands of messages. A leak grows
+    in each of them.
+    """
 
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     use(warm)
-    before = resident_bytes()
-    use(times)
-    comm.barrier()
-    grown = resident_bytes() - before
-    assert grown < most_bytes, f"{grown / 2**20:.1f} MiB more"
+    grown = []
+    while len(grown) < 6 and (not grown or grown[-1] >= most_bytes):
+        before = resident_bytes()
+        use(times)
+        comm.barrier()
+        more = np.array([resident_bytes() - before])
+        grown.append(int(comm.allreduce(more, ringdl.Max)[0]))
+    assert grown[-1] < most_bytes, f"MiB more, each time: {[n / 2**20 for n in grown]}"
 
 
 LARGE = 20_000
