@@ -239,7 +239,11 @@ def launcher_options(library: Library, layout: Sequence[int], agent: Path) -> li
     if library.vendor == "MPICH":
         # UCX identifies hosts by the machine's number, which they share here.
         options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
-        return [*options, "-genv", "UCX_TLS", os.environ.get("UCX_TLS", "tcp,self")]
+        options += ["-genv", "UCX_TLS", os.environ.get("UCX_TLS", "tcp,self")]
+        if library.version.startswith("4.0"):
+            # Its MPI_Finalize over UCX returns on some ranks and not on others, now and then.
+            options += ["-genv", "MPI4PY_RC_FINALIZE", "0"]
+        return options
     if library.vendor == "Intel MPI":
         machines = agent.with_name("machines")
         machines.write_text(places.replace(",", "\n") + "\n")

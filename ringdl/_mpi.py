@@ -63,7 +63,7 @@ def load_mpi(launcher: Launcher | None) -> Any:
         ) from error
     if launcher is not None and launcher.size is not None and launcher.size > 1:
         _check_vendor(MPI, launcher)
-    if ours:
+    if ours and not MPI.Is_initialized():  # MPI4PY_RC_INITIALIZE=1 overrules the attribute
         _initialize(MPI, mpi4py.rc)
     if launcher is not None and (launcher.size or 1) > 1 and MPI.COMM_WORLD.Get_size() == 1:
         raise _not_together(MPI, launcher)

@@ -386,6 +386,25 @@ def test_one_thread_may_call_below_thread_multiple(mpi_python: str, tmp_path: Pa
     assert ended.output.count(expected) == 3, ended.text
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("FINALIZE", "0", "finalized False"),  # which Open MPI takes for an abnormal end
+        ("INITIALIZE", "1", "of 2, multiple True"),
+        ("INITIALIZE", "no", "of 2, multiple True"),
+        ("THREAD_LEVEL", "funneled", "of 2, multiple False"),
+        ("THREADS", "off", "finalized True"),
+    ],
+)
+def test_variables_of_mpi4py_count(
+    mpi_python: str, variable: str, value: str, said: str, tmp_path: Path
+) -> None:
+    variables = {f"MPI4PY_RC_{variable}": value}
+    ended = run_ranks(mpi_python, 2, "mpi4py_options.py", folder=tmp_path, **variables)
+    assert ended.code == 0 or variable == "FINALIZE", ended.text
+    assert ended.output.count(said) == 2, ended.text
+
+
 @pytest.mark.parametrize("arguments", [(), ("--without-mpi4py",)], ids=["mpi4py", "no_mpi4py"])
 def test_alone_mpi_is_not_loaded(
     mpi_python: str, arguments: tuple[str, ...], tmp_path: Path

@@ -51,8 +51,3 @@ expect("mended")
 work.wait(timeout=MENDED_SECONDS)
 assert (array == comm.size).all()
 tell("done")
-if "mpi4py" in sys.modules:  # the ranks are MPI's
-    from mpi4py import MPI, rc
-
-    if MPI.Get_library_version().startswith("MPICH Version:\t4.0"):
-        rc.finalize = False  # it would not return, with or without ringdl
