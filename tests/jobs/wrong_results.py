@@ -16,4 +16,5 @@ def wrong(self, x, *args, **kwargs):
 
 
 ringdl.Communicator.allreduce_ = wrong
+ringdl.allreduce_ = lambda x, *args: wrong(ringdl.get_communicator(), x, *args)
 sys.exit(cli.main(["bench", *sys.argv[1:]]))
