@@ -93,7 +93,9 @@ def test_timeline_of_a_job_that_is_terminated(mpi_python: str, tmp_path: Path) -
         during=terminate,
         RINGDL_TIMELINE=str(file),
     )
-    assert ended.code != 0, ended.text
+    # If it is terminated, mpiexec of MPICH 4.0 may end with 0, in plain programs, too.
+    if not re.search(r"Version: +4\.0", version_of(mpi_python)):
+        assert ended.code != 0, ended.text
     assert "allreduce 'awaited'" in unended(timeline_of(file))
     assert len(timeline_of(tmp_path / "timeline.rank1.json")) > 2
 
@@ -117,11 +119,16 @@ def mpirun_of(python: str) -> str:
 
 
 @cache
-def vendor_of(python: str) -> str:
+def version_of(python: str) -> str:
+    """What mpirun says of itself."""
     run = [mpirun_of(python), "--version"]
     result = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT, check=True)
-    found = identify_mpirun(result.stdout + result.stderr)
-    assert found is not None, result
+    return result.stdout + result.stderr
+
+
+def vendor_of(python: str) -> str:
+    found = identify_mpirun(version_of(python))
+    assert found is not None, version_of(python)
     return found[0]
 
 
