@@ -88,13 +88,11 @@ def check_small_tensors_need_no_message(comm: Communicator) -> None:
         return
     tensor = torch.nn.Parameter(torch.ones(100))
     sent = []
-    for _ in range(100):  # until each rank was in time once: they may have to share cores
+    for _ in range(10):
         ringdl.barrier()
         before = comm.stats()["messages_sent"]
         for _ in range(20):
             assert comm.allreduce_(tensor, ringdl.Average) is tensor
         sent.append(comm.stats()["messages_sent"] - before)
-        if comm.allreduce(torch.tensor(min(sent)), ringdl.Max).item() < 10:
-            break
     assert min(sent) < 10, sent
     assert (tensor == 1).all()
