@@ -45,9 +45,7 @@ std::vector<Membership::Failed> Membership::find_failed(int64_t now) {
   const auto& lost = transport_.lost();
   for (const Transport::Lost& one : lost) {
     if (is_leaving() && has_left(one.rank)) departures_.on_quiet(one.rank);
-    if (!is_gone(one.rank) && (!is_leaving() || !one.why.empty())) {
-      found.push_back(one);
-    }
+    if (!is_gone(one.rank) && !one.why.empty()) found.push_back(one);
   }
   const auto& window = hosts_.window();
   if ((!window && lost.empty()) || now < next_check_ns_) return found;

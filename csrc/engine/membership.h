@@ -27,9 +27,10 @@ class Membership {
   bool is_leaving() const { return departures_.has_left(rank_); }
 
   using Failed = Transport::Lost;
-  /// Called now and then by waiting threads. Finds ranks that have failed: at once those that the
-  /// transport has lost, and else those of this host whose processes have ended while the launcher
-  /// goes on without them, as MPICH's may after an exit.
+  /// Called now and then by waiting threads. Finds ranks that have failed: at once those that
+  /// cannot be reached, and at the second of two checks a second those whose processes have ended:
+  /// the transport has lost them, or they ran on this host and the launcher goes on without them,
+  /// as MPICH's may after an exit.
   /// @returns  those that were not known to have failed
   std::vector<Failed> find_failed(int64_t now_ns);
 
