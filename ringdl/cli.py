@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ringdl import _cores, _doctor, _launch, _mpirun
+from ringdl._execute import execute
 from ringdl._version import __version__
 
 _EXAMPLES = """\
@@ -145,10 +146,7 @@ def _run(arguments: list[str]) -> int:
         is_root=os.geteuid() == 0,
     )
     print("ringdl:", shlex.join(command), file=sys.stderr, flush=True)
-    if not chosen.dry_run:
-        sys.stdout.flush()
-        os.execv(command[0], command)
-    return 0
+    return 0 if chosen.dry_run else execute(library, command)
 
 
 def _check_program(program: list[str]) -> None:

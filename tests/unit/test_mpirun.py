@@ -1,6 +1,5 @@
 """Which mpirun belongs to a library, the command lines that are built, and the `run` command."""
 
-import os
 import stat
 import subprocess
 import sys
@@ -283,7 +282,7 @@ def test_run_becomes_mpirun(
     became: list[list[str]] = []
     monkeypatch.setattr(_mpirun, "find_library", lambda: MPICH)
     monkeypatch.setattr(_mpirun, "find_mpirun", lambda library, chosen: Path("/opt/bin/mpirun"))
-    monkeypatch.setattr(os, "execv", lambda path, command: became.append(command))
+    monkeypatch.setattr(cli, "execute", lambda library, command: became.append(command))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     cli.main(["run", "-n", "999", str(script), "--lr", "0.1"])
     expected = ["/opt/bin/mpirun", "-n", "999", sys.executable, str(script), "--lr", "0.1"]

@@ -1,0 +1,63 @@
+"""How `run` becomes mpirun, or the parent of one that may report success wrongly."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+from ringdl._mpirun import MPICH, Library
+
+# A terminal sends the first two to mpirun, too.
+_ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def execute(library: Library, command: list[str]) -> int:
+    """Run mpirun. Returns only if this process stays.
+
+    Before version 5, MPICH's may end with 0 when a signal ends it: it counts ranks that it has
+    killed as successful (https://github.com/pmodels/mpich/pull/5930 mends that).
+
+    Args:
+        library: what the ranks load.
+        command: mpirun and its arguments.
+
+    Returns:
+        mpirun's exit code; if that is 0, though this process was told to end, 128 and the number of
+        the signal, as a shell's.
+    """
+    sys.stdout.flush()
+    if library.vendor != MPICH or int(library.version.partition(".")[0]) >= 5:
+        os.execv(command[0], command)
+    return _run_below(command)
+
+
+def _run_below(command: list[str]) -> int:
+    received: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if number in _PASSED_ON and child is not None:
+            child.send_signal(number)
+
+    for each in {*_ENDING, *_PASSED_ON}:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(each, receive)
+    set_option = ctypes.CDLL(None).prctl
+    child = subprocess.Popen(
+        command, preexec_fn=lambda: set_option(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    )
+    for number in set(received):  # perhaps before there was a child
+        child.send_signal(number)
+    code = child.wait()
+    ending = [number for number in received if number in _ENDING]
+    if code == 0 and ending:
+        return 128 + ending[0]
+    return code if code >= 0 else 128 - code
