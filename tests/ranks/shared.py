@@ -242,4 +242,4 @@ def check_buckets_made_anew(comm: Communicator) -> None:
             buckets.wait()
             comm.allreduce(np.ones(1), name=f"name {next(names)}")
 
-    expect_no_growth(comm, use, 200, 1500, 300 << 10, turns=6)
+    expect_no_growth(comm, use, 1500, 1500, 400 << 10)
