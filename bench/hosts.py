@@ -241,7 +241,8 @@ def launcher_options(library: Library, layout: Sequence[int], agent: Path) -> li
         options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
         options += ["-genv", "UCX_TLS", os.environ.get("UCX_TLS", "tcp,self")]
         if library.version.startswith("4.0"):
-            # Its MPI_Finalize over UCX returns on some ranks and not on others, now and then.
+            # Its MPI_Finalize over UCX may never return. ringdl leaves it out; with this it does so
+            # in scripts, too, that have initialized MPI before.
             options += ["-genv", "MPI4PY_RC_FINALIZE", "0"]
         return options
     if library.vendor == "Intel MPI":

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl import _children, _engine, _timeline
+from ringdl import _children, _engine, _hydra, _timeline
 from ringdl._arrays import Operand
 from ringdl._cores import read_cores
 from ringdl._engine import Reduction
@@ -23,6 +23,9 @@ _FORWARD_SECONDS = 0.2
 
 # MPI counts elements in 32 bits before its version 4.
 _MPI_COUNT = 1 << 30
+
+_finalizes = False
+"""Whether this process ends MPI when it exits."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,11 @@ def load_mpi(launcher: Launcher | None) -> Any:
         ) from error
     if launcher is not None and launcher.size is not None and launcher.size > 1:
         _check_vendor(MPI, launcher)
-    if ours and not MPI.Is_initialized():  # MPI4PY_RC_INITIALIZE=1 overrules the attribute
+    is_ours = ours and not MPI.Is_initialized()  # MPI4PY_RC_INITIALIZE=1 overrules the attribute
+    if is_ours:
         _initialize(MPI, mpi4py.rc)
+    if is_ours or mpi4py.rc.finalize is False:  # else it is mpi4py that finalizes MPI
+        _finalize_at_exit(MPI, mpi4py.rc, launcher)
     if launcher is not None and (launcher.size or 1) > 1 and MPI.COMM_WORLD.Get_size() == 1:
         raise _not_together(MPI, launcher)
     return MPI
@@ -89,18 +95,30 @@ def _not_together(mpi: Any, launcher: Launcher) -> UsageError:
 
 
 def _initialize(mpi: Any, rc: Any) -> None:
-    """Do what importing mpi4py.MPI does, but never finalize MPI in a forked child."""
+    """Do what importing mpi4py.MPI does."""
     levels = {
         "multiple": mpi.THREAD_MULTIPLE,
         "serialized": mpi.THREAD_SERIALIZED,
         "funneled": mpi.THREAD_FUNNELED,
         "single": mpi.THREAD_SINGLE,
     }
-    process = os.getpid()
     mpi.Init_thread(levels[rc.thread_level if rc.threads else "single"])
 
+
+def _finalize_at_exit(mpi: Any, rc: Any, launcher: Launcher | None) -> None:
+    """Once, never in a forked child, and without MPI_Finalize where it may not return."""
+    global _finalizes
+    if _finalizes:
+        return
+    _finalizes = True
+    process = os.getpid()
+    to_launcher = _hydra.find_descriptor(launcher, mpi.Get_library_version(), os.environ)
+
     def finalize() -> None:
-        if os.getpid() == process and rc.finalize is not False and not mpi.Is_finalized():
+        if os.getpid() != process or mpi.Is_finalized():
+            return
+        has_left = to_launcher is not None and _hydra.leave(to_launcher)
+        if not has_left and rc.finalize is not False:
             mpi.Finalize()
 
     atexit.register(finalize)

@@ -1,0 +1,79 @@
+"""How a rank ends without MPI_Finalize under MPICH 4.0 over UCX."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from ringdl import _hydra
+from ringdl._launch import Launcher
+
+LIBRARY = "MPICH Version:\t4.0.2\nMPICH Release date:\tx\nMPICH Device:\tch4:ucx\n"
+TWO_HOSTS = Launcher("Hydra", 1, 4, 1, 2)
+SOCKET = {"PMI_FD": "7"}
+
+
+def test_where_mpi_finalize_may_not_return() -> None:
+    assert _hydra.find_descriptor(TWO_HOSTS, LIBRARY, SOCKET) == 7
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library", "environ"),
+    [
+        (None, LIBRARY, SOCKET),
+        (Launcher("Hydra", 1, 4, 1, 4), LIBRARY, SOCKET),  # one host
+        (Launcher("Hydra", 1, 4, None, None), LIBRARY, SOCKET),  # nobody knows
+        (Launcher("Slurm", 1, 4, 1, 2), LIBRARY, SOCKET),  # another protocol
+        (TWO_HOSTS, LIBRARY.replace("4.0.2", "4.1"), SOCKET),
+        (TWO_HOSTS, LIBRARY.replace("ucx", "ofi"), SOCKET),
+        (TWO_HOSTS, "Open MPI v4.0.2, package: x", SOCKET),
+        (TWO_HOSTS, LIBRARY, {}),
+    ],
+)
+def test_where_it_returns(launcher: Launcher | None, library: str, environ: dict[str, str]) -> None:
+    assert _hydra.find_descriptor(launcher, library, environ) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([b"cmd=finalize_ack\n"], True),
+        ([b"cmd=final", b"ize_ack\n"], True),
+        ([b"cmd=abort\n"], False),
+        ([b""], False),  # it is gone
+    ],
+)
+def test_leave(parts: list[bytes], expected: bool) -> None:
+    ours, theirs = socket.socketpair()
+    heard = []
+
+    def launcher() -> None:
+        heard.append(theirs.recv(100))
+        for part in parts:
+            theirs.sendall(part)
+            time.sleep(0.01)
+        theirs.close()
+
+    thread = threading.Thread(target=launcher)
+    thread.start()
+    assert _hydra.leave(ours.fileno()) is expected
+    thread.join()
+    assert heard == [b"cmd=finalize\n"]
+    ours.close()
+
+
+def test_a_launcher_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_hydra, "_ANSWER_SECONDS", 0.05)
+    ours, theirs = socket.socketpair()
+    assert not _hydra.leave(ours.fileno())
+    theirs.close()
+    ours.close()
+
+
+def test_a_descriptor_that_is_closed() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    os.close(write)
+    assert not _hydra.leave(write)
