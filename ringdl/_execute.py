@@ -11,7 +11,8 @@ from types import FrameType
 
 from ringdl._mpirun import MPICH, Library
 
-# A terminal sends the first two to mpirun, too.
+# A terminal sends the first two to mpirun, too, which would take a second one for a request to end
+# at once.
 _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
