@@ -26,12 +26,19 @@ constexpr int64_t kWaiterIsAwayNs = 10 * kMillisecond;
 // Without works in flight: often enough to answer a rank that asks why nothing moves.
 constexpr auto kIdleSleep = std::chrono::milliseconds(100);
 
+// A wake-up takes some 20 us from the thread that launches, if both share a core: many times what a
+// small work takes that ends without this thread. So if this one was woken in vain, and again so
+// soon, it sleeps before it polls, longer each time.
+constexpr int64_t kSoonNs = 500 * kMicrosecond;
+
 }  // namespace
 
 void Driver::progress_in_background() {
   Lock lock(mutex_);
   int64_t pause = 0;
+  int64_t rest = 0;
   int fruitless = 0;
+  bool was_of_use = true;            // since it was woken last
   int64_t idle_poll = kMillisecond;  // CPU time of one that moves nothing: the recent least
   while (!stopping_) {
     if (waiters_ > 0 && now_ns() - waiter_polled_ns_ < kWaiterIsAwayNs) {
@@ -52,11 +59,21 @@ void Driver::progress_in_background() {
     const int64_t used = thread_cpu_ns() - begin;
     idle_poll = std::min(used, idle_poll + idle_poll / 256 + 1);
     fruitless = moved > 0 ? 0 : fruitless + 1;
+    was_of_use |= moved > 0;
     if (!engine_.is_busy() && fruitless >= Inbox::kQuietPolls) {
+      const int64_t idle_since = now_ns();
       wake_.wait_for(lock, kIdleSleep, [this] { return stopping_ || awake_; });
       awake_ = false;
+      const bool is_in_vain = !was_of_use && now_ns() - idle_since < kSoonNs;
+      rest = is_in_vain ? std::clamp(2 * rest, kShortestSleepNs, kLongestSleepNs) : 0;
       pause = 0;
       fruitless = 0;
+      was_of_use = false;
+      if (is_in_vain && !stopping_) {
+        lock.unlock();
+        sleep_ns(rest);
+        lock.lock();
+      }
       continue;
     }
     if (fruitless < Inbox::kQuietPolls) {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -197,6 +200,37 @@ def check_overlap(comm: Communicator) -> None:
         assert (view == expected).all(), f"nothing moved while ranks {doing}"
         comm.barrier()
         assert buckets.wait() == [False, True]
+
+
+@needs(ranks=2, processes=True)
+def check_small_rounds_let_the_progress_thread_sleep(comm: Communicator) -> None:
+    """Buckets that the ranks' own calls reduce at once do not wake it one by one.
+
+    Each wake-up takes the core from the thread that launches. If ranks share cores there are works
+    for it to move; as others may take a core at any time, one turn of ten has to be right.
+    """
+    if comm.size > 2 or os.cpu_count() == 1 or len(set(comm.memory_hosts())) > 1:
+        return
+    specs = [(f"w{index}", (1000,), "float32") for index in range(20)]
+    buckets = Buckets(specs, bucket_bytes=4096, communicator=comm)
+
+    def switches_of_others() -> int:
+        this = str(threading.get_native_id())
+        tasks = [task for task in Path("/proc/self/task").iterdir() if task.name != this]
+        texts = [(task / "status").read_text() for task in tasks]
+        return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in texts)
+
+    too_many: list[int] = []  # on the rank with most
+    while not too_many or (too_many[-1] > 0 and len(too_many) < 10):
+        begin, before = time.monotonic(), switches_of_others()
+        for _ in range(1000):
+            for index in range(len(specs)):
+                buckets.ready(index)
+            buckets.wait()
+        allowed = 150 + int((time.monotonic() - begin) / 500e-6)
+        most = comm.allreduce(np.array([switches_of_others() - before - allowed]), ringdl.Max)
+        too_many.append(int(most[0]))
+    assert too_many[-1] <= 0, f"switches more than allowed, in 20,000 launches: {too_many}"
 
 
 @needs(ranks=2)
