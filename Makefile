@@ -50,11 +50,15 @@ TWO_RANKS := env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
   PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe timeout 60 mpirun -n 2 $(PY) -c \
   "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2" </dev/null >/dev/null 2>&1
 
-.PHONY: demo test test-all bench bench-full soak test-csrc test-sanitizers test-install lint docs demo-check clean
+.PHONY: demo test test-all bench bench-full cuda-check soak test-csrc test-sanitizers test-install lint docs demo-check clean
 
 demo: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,training a small GPT on two ranks; about 2 minutes)
 	@$(PY) -m ringdl run -n 2 examples/torch_gpt.py
+
+# On a machine with a CUDA device; needs no network, and no .venv: PYTHON has PyTorch for CUDA.
+cuda-check:
+	@$(PYTHON) bench/cuda_check.py
 
 demo-check: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,checking that the demo learns what one rank learns)
@@ -153,9 +157,11 @@ $(STAMPS)/packages: $(STAMPS)/mpi pyproject.toml
 	@$(PIP) nanobind cmake ninja numpy ml_dtypes
 	@touch $@
 
-# `make WERROR=ON` treats warnings as errors, as CI does; the sanitizers' builds always do.
+# `make WERROR=ON` treats warnings as errors, as CI does; the sanitizers' builds always do. Kernels are compiled for one device
+# alone, which saves half a minute; `pip install` compiles them for all.
 WERROR ?= OFF
-CONFIGURE := CXX=$(CXX) .venv/bin/cmake -S csrc -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DRINGDL_TESTS=ON
+CONFIGURE := CXX=$(CXX) .venv/bin/cmake -S csrc -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DRINGDL_TESTS=ON \
+  -DRINGDL_CUDA_TARGETS=90
 
 $(STAMPS)/engine: $(STAMPS)/packages $(ENGINE_SOURCES)
 	$(call say,compiling the engine)

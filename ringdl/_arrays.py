@@ -47,6 +47,16 @@ class Framework(Protocol):
             UsageError: it is on a device, read-only, or in foreign byte order.
         """
 
+    def handed(self, array: Any) -> Any:
+        """What the engine takes for what `for_engine` returned: that, or a `DeviceArray`.
+
+        The latter names the stream of the framework in which the array was made; call it in the
+        thread of the collective.
+
+        Raises:
+            UsageError: that stream is being captured.
+        """
+
     def in_numpy(self, x: Any) -> np.ndarray | None:
         """The same memory as a NumPy array, if that is contiguous and quickly found."""
 
@@ -65,12 +75,22 @@ class Framework(Protocol):
     def concatenated(self, arrays: Sequence[Any]) -> Any:
         """The elements of arrays of one dtype, one after the other, in a flat one."""
 
+    def distribute(self, flat: Any, arrays: Sequence[Any]) -> None:
+        """Copy the elements of a flat array into others, one after the other."""
+
     def dtype_name(self, x: Any) -> str:
         """The dtype's name, as in `DType` if it is there."""
 
 
-_FRAMEWORKS = {("numpy", "ndarray"): "numpy", ("torch", "Tensor"): "torch"}
-"""The module in _frameworks, by package and class: all its arrays are instances of that."""
+_FRAMEWORKS = {
+    ("numpy", "ndarray"): "numpy",
+    ("torch", "Tensor"): "torch",
+    ("cupy", "ndarray"): "cupy",
+}
+"""The module in _frameworks, by package and class: all its arrays are instances of that.
+
+Those of other classes that say where on a device they lie are `cuda`'s.
+"""
 
 _found: dict[type, Framework] = {}
 """The framework of each class of arrays seen so far."""
@@ -84,9 +104,12 @@ def framework_of(x: Any) -> Framework | None:
         for base in kind.__mro__:
             name = _FRAMEWORKS.get((base.__module__.partition(".")[0], base.__name__))
             if name is not None:
-                framework = importlib.import_module(f"ringdl._frameworks.{name}")
-                _found[kind] = framework
                 break
+        else:
+            name = "cuda" if hasattr(x, "__cuda_array_interface__") else None
+        if name is not None:
+            framework = importlib.import_module(f"ringdl._frameworks.{name}")
+            _found[kind] = framework
     return framework
 
 
@@ -97,12 +120,14 @@ class Operand:
     Attributes:
         given: what the caller passed.
         array: contiguous memory that the engine works on: `given` itself wherever it can be.
+        handed: `array` as the engine takes it: of a device, where it lies.
         dtype: what the elements are if `array` cannot say so (bfloat16 in NumPy), else None.
         framework: whose arrays they are.
     """
 
     given: Any
     array: Any
+    handed: Any
     dtype: DType | None
     framework: Framework
 
@@ -117,7 +142,7 @@ def operand(x: Any, *, written: bool) -> Operand:
     """Take an array as it is; a non-contiguous one is copied, and written back in the end.
 
     Args:
-        x: an array in the CPU's memory, of any shape and strides.
+        x: an array of any shape and strides, in the memory of the CPU or of a CUDA device.
         written: whether the engine will write the result into it.
 
     Raises:
@@ -130,7 +155,7 @@ def operand(x: Any, *, written: bool) -> Operand:
             "wrap numbers and lists with numpy.asarray"
         )
     array, dtype = framework.for_engine(x, written=written)
-    return Operand(x, array, dtype, framework)
+    return Operand(x, array, framework.handed(array), dtype, framework)
 
 
 def in_numpy(x: Any) -> np.ndarray | None:

@@ -101,7 +101,7 @@ class Base:
             raise UsageError(f"name is {name!r}; pass a string, or None")
         work = self._engine.submit(
             kind,
-            None if operand is None else operand.array,
+            None if operand is None else operand.handed,
             None if operand is None else operand.dtype,
             name=name or "",
             group=self._group if group is None else group,

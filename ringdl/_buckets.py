@@ -5,22 +5,23 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringdl import _engine
 from ringdl._communicator import Communicator
-from ringdl._engine import DType, Reduction
-from ringdl._errors import MismatchError, UsageError
+from ringdl._engine import DeviceArray, DType, Reduction
+from ringdl._errors import Error, MismatchError, UsageError
 from ringdl._reductions import CompressionName, wire_dtype
 from ringdl._startup import get_communicator
 from ringdl._work import seconds_of
 
-if TYPE_CHECKING:
-    import numpy as np
-
 AGREEING = "making gradient buckets (DistributedOptimizer, ringdl.Buckets)"
 """The name that ranks agree under: errors name it on a rank if the others forgot to wrap."""
 _MOST_ELEMENTS = 1 << 60
+_ERROR_BYTES = 512
+"""Of the text of an error that others are notified of."""
+_MOST_WORDS = 16
+"""As many numbers at least as say where memory of a device lies."""
 _Spec = tuple[str, list[int], DType, list[int]]
 
 
@@ -43,6 +44,14 @@ class Buckets:
         op: Average or Sum.
         compression: what float32 travels as between hosts: see `Communicator.allreduce`.
         communicator: by default the one of `ringdl.init`.
+        device: the number of the CUDA device on which the gradients lie, or its name as
+            ``"cuda:1"``; ``"cuda"`` is `Communicator.local_device`. By default they lie in the
+            CPU's memory.
+
+    Attributes:
+        device: its number, or None.
+        reduced_on_device: whether they are reduced there: if all ranks are on this host and their
+            devices reach one another's memory. Else they go by way of the CPU's memory.
 
     Raises:
         MismatchError: names, shapes, dtypes, order or sizes differ between ranks; on every rank.
@@ -59,8 +68,11 @@ class Buckets:
         op: Reduction = Reduction.Average,
         compression: CompressionName | None = None,
         communicator: Communicator | None = None,
+        device: int | str | None = None,
     ) -> None:
         self.communicator = communicator or get_communicator()
+        self.device: int | None = None
+        self._device = device
         self._specs = specs
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
@@ -86,20 +98,25 @@ class Buckets:
             if not isinstance(self._op, Reduction):
                 raise UsageError(f"buckets reduce gradients by Sum or Average, not {self._op!r}")
             self.plan = _engine.plan_buckets(gradients, bucket_bytes, first_bucket_bytes)
+            if self._device is not None:
+                from ringdl._cuda import number_of
+
+                self.device = number_of(self._device, communicator)
             terms = {
                 "bucket_bytes": bucket_bytes,
                 "first_bucket_bytes": first_bucket_bytes,
                 "op": self._op.name,
                 "compression": self._compression,
+                "memory": "the CPU's" if self.device is None else "a device's",
             }
         except UsageError as error:  # the others must be notified
             terms = {"error": str(error)}
         number = _agree(communicator, gradients, terms)
         assert first_bucket_bytes is not None  # else an error was raised
         engine = communicator._engine
-        memory = _engine.BucketMemory(
-            engine, gradients, bucket_bytes, first_bucket_bytes, communicator._group
-        )
+        specs = (gradients, bucket_bytes, first_bucket_bytes)
+        memory = _memory(communicator, specs, self.device)
+        self.reduced_on_device = memory.reduces_on_device()
         places = memory.places()
         others = []
         if places:
@@ -108,7 +125,12 @@ class Buckets:
             others = communicator.allgather(np.array([places]), name=AGREEING).tolist()
         self._buckets = _engine.GradientBuckets(engine, memory, others, self._op, number, wire)
         communicator._shared.next_bucket = number + len(self.plan)
-        self._dtypes = [dtype for _, _, dtype, _ in gradients]
+        self._gradients = gradients
+        self._numbers = {
+            index: number for number, bucket in enumerate(self.plan) for index in bucket
+        }
+        self._sources: dict[int, list[DeviceArray]] = {}
+        """By bucket, what is to be copied there: kept until it is."""
 
     def rebind(self) -> None:
         """After `shutdown` and `init`: go on with the ranks that there are now. Collective.
@@ -119,19 +141,29 @@ class Buckets:
             MismatchError: as the constructor does.
             UsageError: likewise, or this is a group whose ranks are no more.
         """
-        old = self.views()
+        old = [Buckets.view(self, index) for index in range(len(self._gradients))]
         self._make()
-        for view, values in zip(self.views(), old, strict=True):
-            view[...] = values
+        for index, values in enumerate(old):
+            view = Buckets.view(self, index)
+            if self.device is None:
+                view[...] = values
+            else:
+                view.set(values.numpy())
 
-    def views(self) -> list[np.ndarray]:
+    def views(self) -> list[Any]:
         """The gradients in the order of the specs: zero at first, and always the same memory."""
-        return [self.view(index) for index in range(len(self._dtypes))]
+        return [self.view(index) for index in range(len(self._gradients))]
 
-    def view(self, index: int) -> np.ndarray:
-        """One of them."""
+    def view(self, index: int) -> Any:
+        """One of them: of NumPy, or of `ringdl._cuda.Array` on a device."""
+        _, shape, dtype, strides = self._gradients[index]
+        if self.device is not None:
+            from ringdl._cuda import Array, numpy_dtype
+
+            memory = (self._buckets.address(index), self._buckets)
+            return Array(shape, numpy_dtype(dtype), self.device, memory, strides)
         view = self._buckets.numpy_view(index)
-        if self._dtypes[index] == DType.bfloat16:
+        if dtype == DType.bfloat16:
             import ml_dtypes
 
             view = view.view(ml_dtypes.bfloat16)
@@ -141,18 +173,47 @@ class Buckets:
         """The memory of one gradient by DLPack: for ``torch.from_dlpack``."""
         return self._buckets.dlpack_view(index)
 
-    def ready(self, index: int) -> None:
+    def bucket_of(self, index: int) -> int:
+        """The number of the bucket, of `plan`, that gradient `index` is in."""
+        return self._numbers[index]
+
+    def packs(self) -> bool:
+        """Whether `ready` takes sources: on a device that has kernels."""
+        return self._buckets.packs()
+
+    def ready(
+        self, index: int, stream: int = 0, source: DeviceArray | None = None, scale: float = 1.0
+    ) -> bool:
         """Say that gradient `index` is in its view; the last one of a bucket starts its allreduce.
+
+        Args:
+            index: its place among the specs.
+            stream: of its device: the handle of the one in which it is computed.
+            source: where it is instead, in the memory of that device, with the view's strides. When
+                its bucket is complete, its sources are copied into their views by one launch, in
+                the stream, and cast, where one of both is float32. It must not change until then.
+            scale: what a source is multiplied with.
+
+        Returns:
+            Whether its bucket was complete, so its sources may be overwritten in the stream.
 
         Raises:
             UsageError: it is ready already, or there is no such gradient.
         """
         try:
-            self._buckets.ready(index)
+            if source is None and self.device is None:
+                return self._buckets.ready(index)
+            is_launched = self._buckets.ready_on_device(index, stream, source, scale)
         except TypeError:
             raise UsageError(f"ready({index!r}): pass the number of a gradient") from None
+        number = self._numbers[index]
+        if is_launched:
+            self._sources.pop(number, None)
+        elif source is not None:
+            self._sources.setdefault(number, []).append(source)
+        return is_launched
 
-    def wait(self, timeout: float | None = None) -> list[bool]:
+    def wait(self, timeout: float | None = None, stream: int = 0) -> list[bool]:
         """End the round: flush what is not ready, and wait for all buckets.
 
         Gradients that are not ready are missing on this rank: their views are set to zero first.
@@ -160,6 +221,7 @@ class Buckets:
 
         Args:
             timeout: seconds for each bucket, by default RINGDL_TIMEOUT.
+            stream: of a device: the handle of the one in which the round before is made use of.
 
         Returns:
             For each gradient whether any rank produced it.
@@ -170,7 +232,53 @@ class Buckets:
             RankFailedError: a rank's process has ended.
         """
         seconds = self.communicator._timeout if timeout is None else seconds_of(timeout)
-        return self._buckets.wait(seconds, timeout is None)
+        produced = self._buckets.wait(seconds, timeout is None, stream)
+        self._sources.clear()
+        return produced
+
+
+def _memory(
+    communicator: Communicator, specs: tuple[list[_Spec], int, int], device: int | None
+) -> _engine.BucketMemory:
+    """The memory of buckets, and on a device whether all ranks reach one another's there."""
+    arguments = (communicator._engine, *specs, communicator._group)
+    if device is None:
+        memory = _engine.BucketMemory(*arguments)
+        memory.settle(False)
+        return memory
+    import numpy as np
+
+    from ringdl._cuda import load_kernels, warn
+
+    place: list[int] = []
+    error: Error | MemoryError | None = None
+    try:
+        why_not = load_kernels(device)
+        made = _engine.BucketMemory(*arguments, device)
+        place = made.place_on_device()
+    except (Error, MemoryError) as caught:  # the others must be notified
+        error = caught
+    text = "" if error is None else str(error)
+    text_bytes = text.encode()[:_ERROR_BYTES]
+    row = np.zeros((1, _ERROR_BYTES + 8 * _MOST_WORDS), np.uint8)
+    row[0, : len(text_bytes)] = np.frombuffer(text_bytes, np.uint8)
+    row[0, _ERROR_BYTES:].view(np.int64)[: len(place)] = place
+    rows = communicator.allgather(row, name=AGREEING)
+    if error is not None:
+        raise error
+    for rank, its in enumerate(rows):
+        text = its[:_ERROR_BYTES].tobytes().rstrip(b"\0").decode(errors="replace")
+        if text:
+            raise Error(f"rank {rank} cannot make its buckets: {text}")
+    is_reached = False
+    if place:
+        if why_not:
+            warn(f"gradients go by way of the CPU's memory: {why_not}")
+        places = rows[:, _ERROR_BYTES:].copy().view(np.int64)[:, : len(place)]
+        is_reached = made.reach(places.tolist())
+    all_reached = communicator.allreduce(np.array([is_reached]), Reduction.Min, name=AGREEING)
+    made.settle(bool(all_reached[0]))
+    return made
 
 
 def _iterable(specs: Any) -> Iterable[Sequence[Any]]:

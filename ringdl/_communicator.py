@@ -99,6 +99,17 @@ class Communicator(Reductions, Objects):
         return len(set(self._hosts()))
 
     @property
+    def local_device(self) -> int | None:
+        """The number of the CUDA device for this rank, as for ``torch.cuda.set_device``.
+
+        The ranks of a host take its devices by turns, also in groups. None if there is none.
+        """
+        from ringdl import _cuda
+
+        hosts, rank = self._shared.hosts, self._engine.rank
+        return _cuda.device_of_rank(hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank]))
+
+    @property
     def tuning(self) -> Tuning:
         """What algorithms are chosen by; the same on all ranks."""
         return self._shared.tuning
@@ -192,7 +203,13 @@ class Communicator(Reductions, Objects):
             raise UsageError("join: call it on the communicator that this one was made from")
         return self._engine.join(self._timeout if timeout is None else seconds_of(timeout))
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = "float32",
+        *,
+        device: int | str | None = None,
+    ) -> Any:
         """Make an array in memory that the ranks of this host share. Not collective.
 
         Where all ranks of a communicator are on one host and pass such arrays, an allreduce reads
@@ -202,16 +219,20 @@ class Communicator(Reductions, Objects):
         Args:
             shape: a number of elements, or extents.
             dtype: as NumPy knows it, or ``"bfloat16"``.
+            device: the number of a CUDA device whose memory it is to lie in, or its name as
+                ``"cuda:1"``; ``"cuda"`` is `local_device`. By default it lies in the CPU's.
 
         Returns:
             A NumPy array of any content, which begins at a multiple of 64 bytes. Ordinary memory
             where ranks share none, or have used up what they may share. A child made by `fork`
             has the same memory, not a copy: it sees what this process writes there later, also
-            into the arrays that get this memory after this one.
+            into the arrays that get this memory after this one. On a device an array that CuPy,
+            Numba and PyTorch take without a copy (`__cuda_array_interface__`), and that
+            ``numpy()`` copies.
 
         Raises:
             MemoryError: there is not enough memory.
-            UsageError: a negative extent, no extents, or no dtype.
+            UsageError: a negative extent, no extents, no dtype, or no such device.
         """
         import math
         import sys
@@ -235,8 +256,13 @@ class Communicator(Reductions, Objects):
         byte_count = math.prod(extents) * kind.itemsize
         if byte_count > sys.maxsize:
             raise MemoryError(f"empty: there are no {byte_count} bytes of addresses; ask for less")
-        memory = self._engine.allocate(byte_count)
-        return memory.view(kind).reshape(extents)
+        if device is not None:
+            from ringdl import _cuda
+
+            number = _cuda.number_of(device, self)
+            memory = self._engine.allocate_on(number, byte_count)
+            return _cuda.Array(extents, kind, number, memory)
+        return self._engine.allocate(byte_count).view(kind).reshape(extents)
 
     def stats(self) -> dict[str, int | float]:
         """Count what happened since `init` on this rank, in all communicators of its engine.

@@ -34,6 +34,11 @@ def local_size() -> int:
     return get_communicator().local_size
 
 
+def local_device() -> int | None:
+    """See `Communicator.local_device`."""
+    return get_communicator().local_device
+
+
 def host_rank() -> int:
     """See `Communicator.host_rank`."""
     return get_communicator().host_rank

@@ -82,7 +82,7 @@ def examine(trial: bool = True) -> list[Check]:
         *check_mpi(trial and launcher is None, cores),
         check_tuning(cores, os.environ),
         check_torch(trial and launcher is None),
-        Check("CUDA", "note", "not supported: arrays on a GPU are refused, train on the CPU"),
+        check_cuda(),
     ]
 
 
@@ -100,12 +100,12 @@ def merge(checks_of_ranks: Sequence[Sequence[Check]]) -> list[Check]:
     merged = []
     for name, groups in found.items():
         for (verdict, text), ranks in groups.items():
-            whose = "" if len(ranks) == len(checks_of_ranks) else f"{_name_ranks(ranks)}: "
+            whose = "" if len(ranks) == len(checks_of_ranks) else f"{name_ranks(ranks)}: "
             merged.append(Check(name, verdict, whose + text))
     return merged
 
 
-def _name_ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-2, 5``."""
     runs: list[list[int]] = []
     for rank in ranks:
@@ -136,6 +136,31 @@ def check_python(version: Sequence[int]) -> Check:
     if tuple(version) < (3, 11):
         return Check("Python", "wrong", f"{text}: ringdl needs 3.11 or newer")
     return Check("Python", "ok", text)
+
+
+def check_cuda() -> Check:
+    """The driver and the devices, and what is done with arrays that lie there."""
+    engine = importlib.import_module("ringdl._engine")
+    version, why_not = engine.cuda_driver()
+    if version == 0:
+        return Check("CUDA", "ok", f"{why_not}: arrays in the CPU's memory are reduced")
+    devices = [
+        f"device {number} is {device.name} ({device.bus}), {device.byte_count >> 20} MiB, compute "
+        f"capability {device.capability // 10}.{device.capability % 10}"
+        + (f", reaches {device.peers}" if device.peers else "")
+        for number, device in enumerate(engine.cuda_devices())
+    ]
+    kernels = "kernels for them are part of this build"
+    if not engine.has_cuda_kernels():
+        kernels = "this build has no kernels: NVRTC compiles them, where it is installed"
+    ways = "ranks reduce on devices that reach one another, else in the CPU's memory"
+    return Check(
+        "CUDA",
+        "note",
+        f"CUDA {version // 1000}.{version % 1000 // 10}; {'; '.join(devices)}; {kernels}; {ways}. "
+        "collectives, Buckets and ringdl.cupy were run on one NVIDIA H200; PyTorch's tensors, and "
+        "several devices, never",
+    )
 
 
 def check_engine() -> Check:

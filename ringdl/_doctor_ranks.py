@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import astuple
 
-from ringdl import _doctor, _tuning
+from ringdl import _cuda_mpi, _doctor, _mpi, _tuning
 from ringdl._doctor import Check
 from ringdl._launch import Launcher, StoreJob
 
@@ -64,13 +64,12 @@ def _sentence(child: subprocess.CompletedProcess[str]) -> str:
 def gather(own: Sequence[Check]) -> list[Check]:
     """The findings of all ranks. Collective."""
     import ringdl
-    from ringdl import _mpi
 
     communicator = ringdl.init()
     found: list[Sequence[Check]] = communicator.allgather_object(own)
     hosts = communicator.memory_hosts()
     algorithm = communicator._shared.algorithm
-    return [
+    checks = [
         *_doctor.merge(found),
         check_ranks(
             communicator._hosts(),
@@ -79,6 +78,30 @@ def gather(own: Sequence[Check]) -> list[Check]:
         ),
         _doctor.describe_tuning(communicator.tuning, hosts, algorithm and algorithm.name),
     ]
+    devices = communicator.allgather_object(communicator.local_device)
+    if any(device is not None for device in devices):
+        checks.append(check_devices(devices, communicator._hosts(), _cuda_mpi.tried(communicator)))
+    return checks
+
+
+def check_devices(devices: Sequence[int | None], hosts: Sequence[int], mpi: str) -> Check:
+    """Which rank is to use which device.
+
+    Args:
+        devices: each rank's, by its number there; None if it has none.
+        hosts: the number of each rank's host.
+        mpi: whether MPI takes arrays on devices.
+    """
+    places: dict[tuple[int, int | None], list[int]] = {}
+    for rank, place in enumerate(zip(hosts, devices, strict=True)):
+        places.setdefault(place, []).append(rank)
+    words = []
+    for (_, device), ranks in places.items():
+        have = "has" if len(ranks) == 1 else "share"
+        what = "no device" if device is None else f"device {device}"
+        words.append(f"{_doctor.name_ranks(ranks)} {have} {what}")
+    is_shared = any(len(ranks) > 1 for ranks in places.values())
+    return Check("devices", "note" if is_shared else "ok", f"{', '.join(words)}; {mpi}")
 
 
 def check_ranks(hosts: Sequence[int], memory_hosts: Sequence[int], *, has_threads: bool) -> Check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +19,11 @@ def fuse(operands: Sequence[Operand]) -> list[Part]:
 
     A function of the kinds, dtypes and sizes alone, so that all ranks join alike.
     """
-    small: dict[tuple[type, str, Any], list[Operand]] = {}
+    small: dict[tuple[type, str, str, Any], list[Operand]] = {}
     for operand in operands:
         if operand.array.nbytes <= FUSED_BYTES:
-            key = (type(operand.array), str(operand.array.dtype), operand.dtype)
+            where = str(operand.handed.device) if hasattr(operand.handed, "device") else ""
+            key = (type(operand.array), where, str(operand.array.dtype), operand.dtype)
             small.setdefault(key, []).append(operand)
     joined = [group for group in small.values() if len(group) > 1]
     is_joined = {id(operand) for group in joined for operand in group}
@@ -34,16 +34,13 @@ def fuse(operands: Sequence[Operand]) -> list[Part]:
 def split(part: Part) -> None:
     """Copy a flat operand's elements back to where they came from."""
     flat, operands = part
-    begin = 0
+    if operands:
+        flat.framework.distribute(flat.array, [operand.array for operand in operands])
     for operand in operands:
-        array = operand.array
-        count = math.prod(array.shape)
-        array[...] = flat.array[begin : begin + count].reshape(array.shape)
-        begin += count
         operand.write_back()
 
 
 def _join(operands: Sequence[Operand]) -> Operand:
     first = operands[0]
     flat = first.framework.concatenated([operand.array for operand in operands])
-    return Operand(flat, flat, first.dtype, first.framework)
+    return Operand(flat, flat, first.framework.handed(flat), first.dtype, first.framework)

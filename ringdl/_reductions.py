@@ -331,7 +331,7 @@ class Reductions(Base):
             operand,
             name,
             lambda _: result,
-            output=output.array,
+            output=output.handed,
             is_async=is_async,
             **_operation(op, operand),
         )

@@ -14,7 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.environments import started
+
+ROOT = Path(__file__).parents[1]
 
 JOBS = Path(__file__).parent / "jobs"
 EVERYTHING = os.environ.get("RINGDL_TEST_ALL") == "1"
@@ -82,6 +86,14 @@ def _threads_of(process: int) -> str:
                 words = [state, f"{user}+{system} ticks"]
             text += ("\n    " if file == "comm" else ", ") + " ".join(words)
     return text
+
+
+def pretended_cuda() -> str:
+    """The folder of a libcuda.so.1 that pretends to have devices: tests/csrc/cuda."""
+    library = next(ROOT.glob("build/*/tests/libcuda.so.1"), None)
+    if library is None:
+        pytest.skip("the engine's own tests are not built: make test-csrc")
+    return str(library.parent)
 
 
 def run_job(

@@ -7,12 +7,14 @@ import json
 import os
 import re
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.environments import PYTHONS, TORCHES, started
+from tests.running import pretended_cuda
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path.stem for path in (ROOT / "tests/ranks").glob("[!_]*.py"))
@@ -83,6 +85,30 @@ def test_core_without_shared_memory(mpi_python: str) -> None:
     modules = ("allreduces", "buckets", "mismatches", "protocol", "reductions", "shared")
     code, output = start_job(mpi_python, 3, *modules, "--quick", RINGDL_SHARED_MEMORY="0")
     assert code == 0, output
+
+
+@pytest.mark.parametrize(("ranks", "shared"), [(1, "1"), (2, "1"), (3, "1"), (3, "0")])
+def test_core_on_a_device(mpi_python: str, ranks: int, shared: str) -> None:
+    settings = {
+        "LD_LIBRARY_PATH": pretended_cuda(),
+        "RINGDL_SHARED_MEMORY": shared,
+        "RINGDL_PRETENDED_SEED": str(ranks),
+    }
+    code, output = start_job(mpi_python, ranks, "_devices", **settings)
+    assert code == 0, output
+
+
+def test_doctor_names_devices() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "ringdl", "doctor", "--quick"],
+        env=os.environ | {"LD_LIBRARY_PATH": pretended_cuda(), "RINGDL_PRETENDED_DEVICES": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "device 1 is pretended device (0000:02:00.0), 4096 MiB, compute capability 9.0" in (
+        ended.stdout
+    ), ended.stdout
 
 
 @pytest.mark.parametrize("ranks", SLOW_SIZES)

@@ -40,6 +40,12 @@ class UsageError : public Error {
   using Error::Error;
 };
 
+/// A device fails in the middle of a work. In Python: Error.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// There is not enough memory. In Python: MemoryError.
 class OutOfMemory : public std::bad_alloc {
  public:

@@ -42,8 +42,7 @@ nb::dlpack::dtype to_dlpack(DType dtype) {
 ArrayView view_of(const Array& array, std::optional<DType> dtype) {
   if (array.device_type() != nb::device::cpu::value) {
     throw UsageError(
-        "the array is on a device, and this build of ringdl reduces arrays in the CPU's "
-        "memory only; copy it there first");
+        "the array is on a device, and its framework is not known; copy it to the CPU");
   }
   if (!dtype) dtype = from_dlpack(array.dtype());
   if (!dtype) {
@@ -68,6 +67,21 @@ ArrayView view_of(const Array& array, std::optional<DType> dtype) {
     view.shape.push_back(static_cast<int64_t>(array.shape(i)));
   }
   return view;
+}
+
+Operand::Operand(nb::handle x, std::optional<DType> dtype) {
+  if (nb::isinstance<DeviceArray>(x)) {
+    device_array_ = nb::borrow(x);
+    view_ = nb::cast<const DeviceArray&>(x).view;
+  } else {
+    array_ = nb::cast<Array>(x);
+    view_ = view_of(*array_, dtype);
+  }
+}
+
+nb::capsule owner_of(std::shared_ptr<std::byte> memory) {
+  return {new std::shared_ptr<std::byte>(std::move(memory)),
+          [](void* p) noexcept { delete static_cast<std::shared_ptr<std::byte>*>(p); }};
 }
 
 int64_t to_ns(double seconds) {

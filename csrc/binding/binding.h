@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/memory.h"
 #include "engine/driver.h"
 #include "transport/shm/segment_window.h"
 
@@ -29,13 +30,38 @@ struct ArrayView {
   void* data;
   DType dtype;
   std::vector<int64_t> shape;
+  Memory memory = {};
+  void* stream = nullptr;  // of a device, as in Call
+};
+
+/// A contiguous array in a device's memory, as its framework describes it; unlike DLPack's exchange
+/// this orders nothing in any stream.
+struct DeviceArray {
+  ArrayView view;
+  nb::object owner;  // of the memory
 };
 
 /// @param dtype  what the elements are if the array cannot say so itself (bfloat16 as uint16)
 /// @throws UsageError  not on the CPU, not contiguous, or of a dtype that is not reduced
 ArrayView view_of(const Array& array, std::optional<DType> dtype);
 
+/// What a caller hands in: an Array, or a DeviceArray; kept until the engine needs it no more.
+class Operand {
+ public:
+  /// @throws UsageError  as view_of()
+  Operand(nb::handle x, std::optional<DType> dtype);
+  const ArrayView& view() const { return view_; }
+
+ private:
+  std::optional<Array> array_;  // its export is released when this goes
+  nb::object device_array_;
+  ArrayView view_;
+};
+
 nb::dlpack::dtype to_dlpack(DType dtype);
+
+/// What keeps memory for Python.
+nb::capsule owner_of(std::shared_ptr<std::byte> memory);
 
 /// Converts Python's seconds to nanoseconds; at most a century.
 int64_t to_ns(double seconds);
@@ -55,8 +81,8 @@ struct CustomOperation {
 
 /// What a work in flight uses.
 struct Held {
-  std::optional<Array> array;
-  std::optional<Array> output;
+  std::optional<Operand> array;
+  std::optional<Operand> output;
   nb::object operation;
 };
 
@@ -97,5 +123,6 @@ nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op);
 void bind_communicator(nb::module_& module);
 void bind_quick_allreduce(nb::module_& module);
 void bind_buckets(nb::module_& module);
+void bind_cuda(nb::module_& module);
 
 }  // namespace ringdl::binding

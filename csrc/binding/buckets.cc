@@ -26,7 +26,7 @@ std::vector<GradientSpec> gradients_of(const std::vector<Spec>& specs) {
 }
 
 // What buckets are made from, which takes it over.
-struct Memory {
+struct Prepared {
   std::vector<GradientSpec> gradients;
   BucketPlan plan;
   SharedGroup group;
@@ -58,9 +58,11 @@ nb::ndarray<Framework> view(nb::handle_t<Buckets> self, int index, bool as_bits)
   const std::vector<size_t> shape(gradient.shape.begin(), gradient.shape.end());
   nb::dlpack::dtype dtype = to_dlpack(gradient.dtype);
   if (as_bits && gradient.dtype == DType::kBFloat16) dtype = nb::dtype<uint16_t>();
-  return nb::ndarray<Framework>(buckets.gradient(index), shape.size(), shape.data(), self,
-                                gradient.strides.empty() ? nullptr : gradient.strides.data(), dtype,
-                                nb::device::cpu::value);
+  const Memory where = buckets.where();
+  return nb::ndarray<Framework>(
+      buckets.gradient(index), shape.size(), shape.data(), self,
+      gradient.strides.empty() ? nullptr : gradient.strides.data(), dtype,
+      where.is_on_device() ? nb::device::cuda::value : nb::device::cpu::value, where.device);
 }
 
 }  // namespace
@@ -76,28 +78,44 @@ void bind_buckets(nb::module_& module) {
       },
       nb::arg("specs"), nb::arg("bucket_bytes"), nb::arg("first_bucket_bytes"));
 
-  nb::class_<Memory>(module, "BucketMemory")
+  nb::class_<Prepared>(module, "BucketMemory")
       .def(
           "__init__",
-          [](Memory* self, const Communicator& communicator, const std::vector<Spec>& specs,
-             int64_t bucket_bytes, int64_t first_bucket_bytes, const SharedGroup& group) {
+          [](Prepared* self, const Communicator& communicator, const std::vector<Spec>& specs,
+             int64_t bucket_bytes, int64_t first_bucket_bytes, const SharedGroup& group,
+             std::optional<int> device) {
             const auto& driver = communicator.driver;
             const SharedGroup& members = group ? group : driver->group_of_all_ranks();
             std::vector<GradientSpec> gradients = gradients_of(specs);
             BucketPlan plan = plan_buckets(gradients, bucket_bytes, first_bucket_bytes);
             const nb::gil_scoped_release release;
-            auto own = std::make_unique<BucketMemory>(*driver, plan, members);
-            new (self) Memory{std::move(gradients), std::move(plan), members, std::move(own)};
+            const Memory where =
+                device ? Memory{MemoryKind::kDevice, *device} : Memory{MemoryKind::kCpu, 0};
+            auto own = std::make_unique<BucketMemory>(*driver, plan, members, where);
+            new (self) Prepared{std::move(gradients), std::move(plan), members, std::move(own)};
           },
           nb::arg("communicator"), nb::arg("specs"), nb::arg("bucket_bytes"),
-          nb::arg("first_bucket_bytes"), nb::arg("group").none())
-      .def("places", [](const Memory& self) { return self.own->places(); });
+          nb::arg("first_bucket_bytes"), nb::arg("group").none(),
+          nb::arg("device").none() = nb::none())
+      .def("place_on_device", [](const Prepared& self) { return self.own->place_on_device(); })
+      .def("reach",
+           [](Prepared& self, const BucketMemory::ByMember& places) {
+             const nb::gil_scoped_release release;
+             return self.own->reach(places);
+           })
+      .def("settle",
+           [](Prepared& self, bool on_device) {
+             const nb::gil_scoped_release release;
+             self.own->settle(on_device);
+           })
+      .def("reduces_on_device", [](const Prepared& self) { return self.own->reduces_on_device(); })
+      .def("places", [](const Prepared& self) { return self.own->places(); });
 
   nb::class_<Buckets>(module, "GradientBuckets")
       .def(
           "__init__",
-          [](Buckets* self, const Communicator& communicator, Memory& memory,
-             const BucketMemory::Places& places, Reduction reduction, int64_t first_number,
+          [](Buckets* self, const Communicator& communicator, Prepared& memory,
+             const BucketMemory::ByMember& places, Reduction reduction, int64_t first_number,
              std::optional<DType> compression) {
             std::unique_ptr<GradientBuckets> buckets;
             {
@@ -115,18 +133,35 @@ void bind_buckets(nb::module_& module) {
            [](nb::handle_t<Buckets> self, int index) { return view<nb::numpy>(self, index, true); })
       .def("dlpack_view", [](nb::handle_t<Buckets> self,
                              int index) { return view<nb::array_api>(self, index, false); })
+      .def("address",
+           [](const Buckets& self, int index) {
+             return reinterpret_cast<uintptr_t>(self.own->gradient(index));
+           })
       .def("ready",
            [](Buckets& self, int index) {
              const nb::gil_scoped_release release;
-             self.own->ready(index);
+             return self.own->ready(index);
            })
       .def(
-          "wait",
-          [](Buckets& self, double timeout, bool for_good) {
+          "ready_on_device",
+          [](Buckets& self, int index, uintptr_t stream, const DeviceArray* source, double scale) {
+            std::optional<GradientBuckets::Source> from;
+            if (source != nullptr) {
+              from = {static_cast<const std::byte*>(source->view.data), source->view.dtype, scale};
+            }
             const nb::gil_scoped_release release;
-            return self.own->wait(to_ns(timeout), check_signals, for_good);
+            return self.own->ready(index, reinterpret_cast<void*>(stream), from);
           },
-          nb::arg("timeout"), nb::arg("for_good"));
+          nb::arg("index"), nb::arg("stream"), nb::arg("source").none(), nb::arg("scale"))
+      .def("packs", [](Buckets& self) { return self.own->packs(); })
+      .def(
+          "wait",
+          [](Buckets& self, double timeout, bool for_good, uintptr_t stream) {
+            const nb::gil_scoped_release release;
+            return self.own->wait(to_ns(timeout), check_signals, for_good,
+                                  reinterpret_cast<void*>(stream));
+          },
+          nb::arg("timeout"), nb::arg("for_good"), nb::arg("stream") = 0);
 }
 
 }  // namespace ringdl::binding

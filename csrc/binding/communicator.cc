@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "binding/binding.h"
 #include "collective/planner/algorithms.h"
+#include "cuda/executors.h"
 #include "transport/loopback/loopback.h"
 #include "transport/mpi/mpi.h"
 #include "transport/shm/segment_window.h"
@@ -36,11 +37,11 @@ nb::bytes json_of_trace(const Communicator& self, int64_t origin_ns, const Take&
   return nb::bytes(text.data(), text.size());
 }
 
-std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array> array,
+std::shared_ptr<Work> submit(Communicator& self, Kind kind, nb::handle array,
                              std::optional<DType> dtype, Reduction reduction, int root,
                              const std::string& name, SharedGroup group,
                              std::optional<Algorithm> algorithm, nb::handle operation,
-                             std::vector<int64_t> splits, std::optional<Array> output,
+                             std::vector<int64_t> splits, nb::handle output,
                              std::optional<DType> compression, bool from_any) {
   Call call;
   call.from_any = from_any;
@@ -53,23 +54,23 @@ std::shared_ptr<Work> submit(Communicator& self, Kind kind, std::optional<Array>
   call.splits = std::move(splits);
   call.compression = compression;
   void* data = nullptr;
-  if (array) {
-    ArrayView view = view_of(*array, dtype);
+  Held held{.array = {}, .output = {}, .operation = nb::borrow(operation)};
+  if (!array.is_none()) {
+    const ArrayView& view = held.array.emplace(array, dtype).view();
     call.dtype = view.dtype;
-    call.shape = std::move(view.shape);
+    call.shape = view.shape;
+    call.memory = view.memory;
+    call.stream = view.stream;
     data = view.data;
   }
-  if (output) call.output = view_of(*output, dtype).data;
+  if (!output.is_none()) call.output = held.output.emplace(output, dtype).view().data;
   if (!operation.is_none()) call.operation = nb::cast<CustomOperation&>(operation).operation;
   std::shared_ptr<Work> work;
   {
     const nb::gil_scoped_release release;
     work = self.driver->submit(call, data);
   }
-  if (array && !work->released.load()) {
-    self.in_flight.emplace(
-        work->id, Held{std::move(array), std::move(output), nb::borrow<nb::object>(operation)});
-  }
+  if (held.array && !work->released.load()) self.in_flight.emplace(work->id, std::move(held));
   self.let_go_of_ended();
   return work;
 }
@@ -112,16 +113,15 @@ Bytes allocate_array(const Communicator& self, size_t bytes) {
     memory = self.driver->allocate(bytes);
   }
   std::byte* const data = memory.get();
-  const nb::capsule owner(new std::shared_ptr<std::byte>(std::move(memory)), [](void* p) noexcept {
-    delete static_cast<std::shared_ptr<std::byte>*>(p);
-  });
-  return Bytes(data, {bytes}, owner);
+  return Bytes(data, {bytes}, owner_of(std::move(memory)));
 }
 
 std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Transport> transport,
                                                 bool threads) {
   auto communicator = std::make_unique<Communicator>();
-  communicator->driver = make_driver(std::move(transport), {}, threads);
+  EngineOptions options;
+  options.devices = std::make_shared<cuda::Executors>();
+  communicator->driver = make_driver(std::move(transport), options, threads);
   return communicator;
 }
 
@@ -298,6 +298,18 @@ void bind_communicator(nb::module_& module) {
           nb::arg("hosts"))
       .def("close_window", [](Communicator& self) { self.window.reset(); })
       .def("allocate", &allocate_array, nb::arg("byte_count"))
+      .def(
+          "allocate_on",
+          [](const Communicator& self, int device, size_t bytes) {
+            std::shared_ptr<std::byte> memory;
+            {
+              const nb::gil_scoped_release release;
+              memory = self.driver->devices().allocate(device, bytes);
+            }
+            const auto address = reinterpret_cast<uintptr_t>(memory.get());
+            return std::make_tuple(address, owner_of(std::move(memory)));
+          },
+          nb::arg("device"), nb::arg("byte_count"))
       .def(
           "set_choice",
           [](Communicator& self, const CostLines& costs, std::optional<Algorithm> wanted) {

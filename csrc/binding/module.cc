@@ -136,6 +136,7 @@ NB_MODULE(_engine, module) {
   bind_communicator(module);
   bind_quick_allreduce(module);
   bind_buckets(module);
+  bind_cuda(module);
 }
 
 }  // namespace ringdl::binding

@@ -169,7 +169,7 @@ nb::object allreduce_now(Communicator& self, nb::handle x, nb::handle op) {
   }
   if (!work) return nb::bool_(true);
   if (!work->released.load()) {
-    self.in_flight.emplace(work->id, Held{nb::cast<Array>(x), std::nullopt, nb::none()});
+    self.in_flight.emplace(work->id, Held{Operand(x, view->dtype), std::nullopt, nb::none()});
   }
   bool is_done = false;
   {

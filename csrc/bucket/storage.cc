@@ -28,10 +28,12 @@ void write_one(std::byte* at, DType dtype) {
 
 }  // namespace
 
-BucketStorage::BucketStorage(BucketPlan plan, const Allocate& allocate) : plan_(std::move(plan)) {
+BucketStorage::BucketStorage(BucketPlan plan, const Allocate& allocate, bool flags_alone)
+    : plan_(std::move(plan)), flags_alone_(flags_alone) {
   for (const BucketLayout& bucket : plan_.buckets) {
-    buckets_.push_back(allocate(bucket.bytes));
-    std::memset(buckets_.back().get(), 0, bucket.bytes);
+    const size_t bytes = bucket.bytes - (flags_alone ? bucket.flags_begin : 0);
+    buckets_.push_back(allocate(bytes));
+    std::memset(buckets_.back().get(), 0, bytes);
   }
 }
 
@@ -40,29 +42,28 @@ std::byte* BucketStorage::gradient(int index) {
   return bucket(placement.bucket) + placement.begin;
 }
 
-size_t BucketStorage::flag_begin(int index) const {
+std::byte* BucketStorage::flag(int index) const {
   const Placement& placement = plan_.placements[static_cast<size_t>(index)];
-  const BucketLayout& layout = plan_.buckets[static_cast<size_t>(placement.bucket)];
-  return layout.flags_begin + static_cast<size_t>(placement.position) * item_bytes(layout.dtype);
+  const auto number = static_cast<size_t>(placement.bucket);
+  const BucketLayout& layout = plan_.buckets[number];
+  return buckets_[number].get() + flags_begin(layout) +
+         static_cast<size_t>(placement.position) * item_bytes(layout.dtype);
 }
 
-void BucketStorage::set_produced(int index, size_t bytes, bool produced) {
+void BucketStorage::set_produced(int index, bool produced) {
   const int number = plan_.placements[static_cast<size_t>(index)].bucket;
   const DType dtype = plan_.buckets[static_cast<size_t>(number)].dtype;
-  std::byte* flag = bucket(number) + flag_begin(index);
   if (produced) {
-    write_one(flag, dtype);
+    write_one(flag(index), dtype);
   } else {
-    std::memset(flag, 0, item_bytes(dtype));
-    std::memset(gradient(index), 0, bytes);
+    std::memset(flag(index), 0, item_bytes(dtype));
   }
 }
 
 bool BucketStorage::is_produced(int index) const {
-  const Placement& placement = plan_.placements[static_cast<size_t>(index)];
-  const auto number = static_cast<size_t>(placement.bucket);
-  const std::byte* flag = buckets_[number].get() + flag_begin(index);
-  return std::any_of(flag, flag + item_bytes(plan_.buckets[number].dtype),
+  const int number = plan_.placements[static_cast<size_t>(index)].bucket;
+  const std::byte* const its = flag(index);
+  return std::any_of(its, its + item_bytes(plan_.buckets[static_cast<size_t>(number)].dtype),
                      [](std::byte byte) { return byte != std::byte{0}; });
 }
 

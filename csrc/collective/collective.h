@@ -26,7 +26,8 @@ class Collective {
  public:
   virtual ~Collective() = default;
 
-  /// Posts receives that may be posted before this rank's data is ready. Optional.
+  /// Posts receives that may be posted before this rank's data is ready. Optional. Neither this nor
+  /// a constructor reads the payload, which may still be on its way from a device.
   virtual void prepare(Channel&) {}
 
   /// Whether it sends the next rank a message before it has received any from that rank. The header

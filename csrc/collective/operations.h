@@ -34,6 +34,11 @@ class Operations {
 
   bool all_done() { return done() == asked(); }
 
+  /// Until all are done, or the device is lost, which then touches nothing any more.
+  void await() {
+    for (const Executor::Ticket ticket : pending_) ringdl::await(executor_, ticket);
+  }
+
  private:
   Executor& executor_;
   int64_t done_ = 0;

@@ -26,6 +26,11 @@ std::shared_ptr<Work> AnyReceives::submit(const Call& call, void* data,
   if (members->size() == 1) {
     throw UsageError("there is no other rank to receive from; copy the array instead");
   }
+  if (call.memory.is_on_device()) {
+    throw UsageError(
+        "a message from any rank is received in the CPU's memory; name the rank that sends, or "
+        "copy the array");
+  }
   Call receive = call;
   receive.group = group_of_receiver(*members);
   const Description description = submitter_.header_of(receive);

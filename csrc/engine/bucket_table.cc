@@ -1,7 +1,6 @@
 #include "engine/bucket_table.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -32,6 +31,7 @@ void BucketTable::prepare(int64_t number, Bucket& bucket) {
   description.dtype = spec.dtype;
   description.count = static_cast<int64_t>(spec.bytes / item_bytes(spec.dtype));
   description.reduction = spec.reduction;
+  description.memory = spec.on_device ? MemoryKind::kDevice : MemoryKind::kCpu;
   set_name(description, spec.label);
   auto work =
       works_.make_prepared(description, key, spec.group, tags_.bucket_tag(number, key.instance));
@@ -100,7 +100,7 @@ void BucketTable::on_launched(const Key& key) {
 std::optional<int64_t> BucketTable::next_to_answer() {
   for (auto& [number, bucket] : buckets_) {
     if (!bucket.prepared || bucket.prepared->key.instance >= bucket.launched_elsewhere) continue;
-    std::memset(bucket.spec.data, 0, bucket.spec.bytes);
+    planning_.zero(bucket.spec);
     return number;
   }
   return std::nullopt;

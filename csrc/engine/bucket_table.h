@@ -1,11 +1,15 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/dtype.h"
 #include "collective/shared/shared_counters.h"
@@ -14,13 +18,48 @@
 #include "engine/tags.h"
 #include "engine/work_table.h"
 #include "reduce/codec.h"
+#include "reduce/executor.h"
 
 namespace ringdl {
+
+/// When the gradients of a bucket on a device are there: once the streams in which they are
+/// computed are past what was there when the bucket was launched.
+class Arrival {
+ public:
+  void add(std::unique_ptr<Mark> mark) { marks_.push_back(std::move(mark)); }
+  /// A gradient that is missing, and becomes zero then.
+  void add_missing(std::byte* gradient, size_t bytes) { missing_.push_back({gradient, bytes}); }
+
+  /// Whether all is there, as seen by what the executor is asked for from now on.
+  bool is_over(Executor& executor) {
+    if (!std::ranges::all_of(marks_, [](auto& mark) { return mark->is_passed(); })) return false;
+    marks_.clear();
+    for (const auto& missing : missing_) executor.zero(missing.data(), missing.size());
+    missing_.clear();
+    return true;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Mark>> marks_;
+  std::vector<std::span<std::byte>> missing_;
+};
+
+/// What else there is of a bucket whose gradients lie on a device.
+struct BucketOnDevice {
+  int device;
+  std::shared_ptr<std::byte> gradients;
+  size_t gradient_bytes;            // then its flags
+  std::shared_ptr<std::byte> here;  // in the CPU's memory: the bucket, or its flags
+  /// They are reduced there, between copies of the flags; else here, between copies of the
+  /// gradients.
+  bool is_reduced_there;
+  std::shared_ptr<Arrival> arrival;  // of the instance that is launched last
+};
 
 /// Describes a bucket: the same on all members of its group, except the memory.
 struct BucketSpec {
   std::shared_ptr<const void> memory;  // keeps `data` alive for as long as messages are under way
-  void* data = nullptr;
+  void* data = nullptr;                // where it is reduced
   size_t bytes = 0;
   DType dtype = DType::kFloat32;
   Reduction reduction = Reduction::kSum;
@@ -29,6 +68,7 @@ struct BucketSpec {
   SharedGroup group;
   /// Where the members of this host have theirs, if they share memory.
   std::optional<SharedArrays> shared = std::nullopt;
+  std::optional<BucketOnDevice> on_device = std::nullopt;
 };
 
 /// The buckets of one rank. Each instance of one is prepared as soon as the one before has ended,

@@ -30,6 +30,7 @@ Description describe(const Call& call) {
   description.kind = call.kind;
   description.dtype = call.dtype;
   description.wire = call.dtype;
+  description.memory = call.memory.kind;
   description.reduction = call.reduction;
   description.root = call.root;
   description.group = call.group ? call.group->id : 0;

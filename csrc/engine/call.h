@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory.h"
 #include "collective/algorithm.h"
 #include "engine/group.h"
 #include "engine/wire.h"
@@ -36,6 +37,11 @@ struct Call {
   std::vector<int64_t> splits = {};
   /// Where a reducescatter puts this rank's rows: the caller's, as `data` of Driver::submit().
   void* output = nullptr;
+  /// Where the arrays lie.
+  Memory memory = {};
+  /// Of a device: what was queued in this stream before the call comes before it. Null: the default
+  /// one.
+  void* stream = nullptr;
   /// Of a message: to this rank, from any other member of the group that has sent one.
   bool from_any = false;
 };

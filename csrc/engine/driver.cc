@@ -271,6 +271,17 @@ void Driver::add_bucket(int64_t number, BucketSpec spec) {
   engine_.parts().buckets.add(number, std::move(spec));
 }
 
+DeviceExecutors& Driver::devices() const {
+  DeviceExecutors* const found = engine_.parts().options.devices.get();
+  if (found == nullptr) throw UsageError("these ranks reduce arrays in the CPU's memory only");
+  return *found;
+}
+
+std::byte* Driver::reach_on(int device, const DevicePlace& place) {
+  const Lock lock = lock_for_call();
+  return devices().reached(device, place);
+}
+
 std::shared_ptr<Work> Driver::launch_bucket(int64_t number, const std::function<void()>& fill,
                                             bool is_awaited) {
   Lock lock = lock_for_call();
@@ -282,6 +293,11 @@ std::shared_ptr<Work> Driver::launch_bucket(int64_t number, const std::function<
   lock.unlock();
   if (!is_awaited) wake_.notify_one();
   return work;
+}
+
+void Driver::fail_bucket(int64_t number, const std::string& why) {
+  const Lock lock = lock_for_call();
+  engine_.fail_bucket(number, why);
 }
 
 void Driver::remove_bucket(int64_t number) {

@@ -115,6 +115,12 @@ class Driver {
   /// The hosts of a group. Without shared memory each rank is on one of its own.
   SharedLayout layout_of(const Group& group);
 
+  /// Their executors are for the calls below that say so, which hold the lock.
+  /// @throws UsageError  there are none
+  DeviceExecutors& devices() const;
+  /// See DeviceExecutors::reached().
+  std::byte* reach_on(int device, const DevicePlace& place);
+
   /// All ranks, as a group.
   const SharedGroup& group_of_all_ranks() const { return engine_.parts().all; }
 
@@ -127,6 +133,8 @@ class Driver {
   /// @throws UsageError  this rank is in join(), so that others may be reducing what is there
   std::shared_ptr<Work> launch_bucket(int64_t number, const std::function<void()>& fill,
                                       bool is_awaited);
+  /// Instead: it fails on all ranks, for a reason of this one.
+  void fail_bucket(int64_t number, const std::string& why);
   /// Forgets the bucket, waiting for nothing; a work of it in flight fails on all ranks.
   void remove_bucket(int64_t number);
   /// The largest number that a bucket may have on this transport.
@@ -158,6 +166,7 @@ class Driver {
   /// @param wanted  taken wherever it is possible and the call names none; else the fastest by the
   /// model
   void set_choice(const CostModel& model, std::optional<Algorithm> wanted);
+  std::optional<Algorithm> wanted() const { return engine_.parts().planning.wanted(); }
   /// Whether every rank of this host can have a core of its own: then waits begin by spinning.
   void set_may_spin(bool may_spin);
   /// After how long a work in flight is told of on stderr (0: never), and whether all ranks then

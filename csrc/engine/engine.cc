@@ -57,6 +57,14 @@ std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
   return work;
 }
 
+void Engine::fail_bucket(int64_t number, const std::string& why) {
+  const std::shared_ptr<Work> work = parts_.buckets.take_prepared(number);
+  parts_.matching.advance(work->key);
+  parts_.works.begin(work);
+  failures_.fail_broken({work, why});
+  poll();
+}
+
 void Engine::remove_bucket(int64_t number) {
   const std::shared_ptr<Work> running = parts_.buckets.remove(number);
   if (!running) return;
@@ -70,6 +78,10 @@ int Engine::poll() {
   const int messages = inbox_.poll();
   const int answered = parts_.joining.answer_calls();
   const int moved = parts_.works.settle() + parts_.any_receives.step();
+  if (parts_.works.has_broken()) {
+    for (const WorkTable::Broken& broken : parts_.works.take_broken())
+      failures_.fail_broken(broken);
+  }
   inbox_.answer_put_off();
   return messages + answered + moved;
 }

@@ -40,6 +40,8 @@ class Engine {
   void refuse(const Call& call, const std::string& why);
   /// Begins the next instance of a bucket.
   std::shared_ptr<Work> launch_bucket(int64_t number);
+  /// Instead: it fails on all ranks, for a reason of this one.
+  void fail_bucket(int64_t number, const std::string& why);
   /// Forgets a bucket; an instance of it in flight fails on all ranks.
   void remove_bucket(int64_t number);
 

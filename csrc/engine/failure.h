@@ -12,6 +12,7 @@ enum class FailureKind : uint8_t {
   kMismatch = 0,    // ranks disagree, or one left
   kUsage = 1,       // it would have failed whatever the others did
   kRankFailed = 2,  // a rank that takes part has failed
+  kDevice = 3,      // a device of a rank that takes part has failed
 };
 
 /// Why a work fails on all ranks.
@@ -22,13 +23,15 @@ struct Failure {
 
   explicit operator bool() const { return !text.empty(); }
 
-  /// @throws UsageError, MismatchError, RankFailedError
+  /// @throws UsageError, MismatchError, RankFailedError, DeviceError
   [[noreturn]] void raise() const {
     switch (kind) {
       case FailureKind::kUsage:
         throw UsageError(text);
       case FailureKind::kRankFailed:
         throw RankFailedError(text);
+      case FailureKind::kDevice:
+        throw DeviceError(text);
       case FailureKind::kMismatch:
         break;
     }

@@ -69,6 +69,14 @@ void Failures::fail_everywhere(const Work& work, const Failure& why) {
   send(parts_.rank, MessageType::kMismatch, key, why);
 }
 
+void Failures::fail_broken(const WorkTable::Broken& broken) {
+  const Work& work = *broken.work;
+  if (work.ended()) return;
+  fail_everywhere(
+      work, {work.label() + " failed on rank " + std::to_string(parts_.rank) + ": " + broken.why,
+             FailureKind::kDevice, work.description.joins});
+}
+
 void Failures::send(int to, MessageType type, const Key& key, const Failure& why) {
   const std::string text(cut_to_fit(why.text, kMaxPayloadBytes));
   if (to == parts_.rank) {

@@ -10,6 +10,7 @@
 #include "engine/membership.h"
 #include "engine/wire.h"
 #include "engine/work.h"
+#include "engine/work_table.h"
 
 namespace ringdl {
 
@@ -28,6 +29,8 @@ class Failures final : public Diagnosis::Owner {
   void fail(const Key& key, const Failure& why, bool skip);
   /// A work of this rank fails on all ranks of its group.
   void fail_everywhere(const Work& work, const Failure& why);
+  /// A work that a device of this rank has broken fails on all ranks.
+  void fail_broken(const WorkTable::Broken& broken);
   /// Notifies a rank, perhaps this one, that a key fails.
   /// @param type  kMismatch, or kVerdict: skip it
   void send(int to, MessageType type, const Key& key, const Failure& why);

@@ -22,7 +22,7 @@ std::string label_of_bucket(const BucketLayout& bucket, const std::vector<Gradie
 GradientBuckets::GradientBuckets(std::shared_ptr<Driver> driver,
                                  std::vector<GradientSpec> gradients, BucketPlan plan,
                                  std::unique_ptr<BucketMemory> memory,
-                                 const BucketMemory::Places& places, Reduction reduction,
+                                 const BucketMemory::ByMember& places, Reduction reduction,
                                  int64_t first_number, const SharedGroup& group,
                                  std::optional<DType> compression)
     : driver_(std::move(driver)),
@@ -30,7 +30,7 @@ GradientBuckets::GradientBuckets(std::shared_ptr<Driver> driver,
       plan_(std::move(plan)),
       first_number_(first_number),
       memory_(std::move(memory)),
-      storage_(*memory_->storage()) {
+      storage_(memory_->storage()) {
   if (reduction != Reduction::kSum && reduction != Reduction::kAverage) {
     throw UsageError("buckets reduce gradients by Sum or Average, not " +
                      std::string(name_of(reduction)));
@@ -45,9 +45,9 @@ GradientBuckets::GradientBuckets(std::shared_ptr<Driver> driver,
     const bool shrinks = compression && layout.dtype == DType::kFloat32;
     driver_->add_bucket(
         first_number_ + static_cast<int64_t>(i),
-        {memory_->storage(), storage_.bucket(static_cast<int>(i)), layout.bytes, layout.dtype,
-         reduction, shrinks ? Codec(*compression) : Codec(), label_of_bucket(layout, gradients_, i),
-         group, memory_->connect(i, places)});
+        {memory_->bucket(i), memory_->bucket(i).get(), layout.bytes, layout.dtype, reduction,
+         shrinks ? Codec(*compression) : Codec(), label_of_bucket(layout, gradients_, i), group,
+         memory_->connect(i, places), memory_->on_device(i)});
   }
   begin_round();
 }
@@ -70,20 +70,77 @@ void GradientBuckets::begin_round() {
   for (const BucketLayout& bucket : plan_.buckets) {
     rounds_.push_back({static_cast<int>(bucket.gradients.size()), nullptr});
   }
+  if (where().is_on_device()) on_device_ = std::vector<RoundOnDevice>(plan_.buckets.size());
+  if (packer_) packer_->start_over();
+}
+
+bool GradientBuckets::packs() {
+  const std::lock_guard guard(mutex_);
+  if (!std::exchange(is_packer_made_, true) && where().is_on_device()) {
+    packer_ = driver_->devices().packer(where().device, gradients_.size());
+  }
+  return packer_ != nullptr;
 }
 
 void GradientBuckets::launch(int number, bool is_awaited) {
-  const auto note_produced = [&] {
-    for (const int index : plan_.buckets[static_cast<size_t>(number)].gradients) {
-      const auto at = static_cast<size_t>(index);
-      storage_.set_produced(index, gradients_[at].bytes(), ready_[at]);
-    }
-  };
-  rounds_[static_cast<size_t>(number)].work =
-      driver_->launch_bucket(first_number_ + number, note_produced, is_awaited);
+  Round& round = rounds_[static_cast<size_t>(number)];
+  is_packing_ = false;
+  const auto its_fill = [this, number] { fill(number); };  // no larger: it would be allocated
+  try {
+    round.work = driver_->launch_bucket(first_number_ + number, its_fill, is_awaited);
+  } catch (const MismatchError& error) {  // known before this rank has launched it
+    note_failure(error);
+    throw;
+  } catch (const DeviceError& error) {
+    note_failure(error);
+    if (is_packing_) driver_->fail_bucket(first_number_ + number, failure_);
+    throw;
+  }
 }
 
-void GradientBuckets::ready(int index) {
+void GradientBuckets::fill(int number) {
+  Arrival* const arrival = memory_->arrival(static_cast<size_t>(number));
+  if (arrival != nullptr) {
+    is_packing_ = true;
+    pack(number);
+    is_packing_ = false;
+    for (auto& [stream, mark] : on_device_[static_cast<size_t>(number)].marks) {
+      arrival->add(std::move(mark));
+    }
+  }
+  for (const int index : plan_.buckets[static_cast<size_t>(number)].gradients) {
+    const auto at = static_cast<size_t>(index);
+    storage_.set_produced(index, ready_[at]);
+    if (ready_[at]) continue;
+    if (arrival != nullptr) {
+      arrival->add_missing(gradient(index), gradients_[at].bytes());
+    } else {
+      cpu_executor().zero(gradient(index), gradients_[at].bytes());
+    }
+  }
+}
+
+// In the streams in which the sources were computed.
+void GradientBuckets::pack(int number) {
+  RoundOnDevice& round = on_device_[static_cast<size_t>(number)];
+  const DType into = plan_.buckets[static_cast<size_t>(number)].dtype;
+  try {
+    for (const auto& [how, items] : round.sources) {
+      const auto& [stream, from, scale] = how;
+      packer_->pack(stream, from, into, items, scale);
+      round.marks[stream] = driver_->devices().mark(where().device, stream);
+    }
+  } catch (const Error& error) {
+    throw DeviceError(error.what());
+  }
+  round.sources.clear();
+}
+
+void GradientBuckets::note_failure(const Error& error) {
+  if (failure_.empty()) failure_ = error.what();
+}
+
+bool GradientBuckets::ready(int index, void* stream, const std::optional<Source>& source) {
   driver_->refuse_shut_down();
   std::lock_guard guard(mutex_);
   refuse_failed();
@@ -95,7 +152,6 @@ void GradientBuckets::ready(int index) {
     throw UsageError("gradient '" + gradients_[static_cast<size_t>(index)].name +
                      "' is ready already; call wait() before the next round");
   }
-  ready_[static_cast<size_t>(index)] = true;
   const int number = plan_.placements[static_cast<size_t>(index)].bucket;
   Round& round = rounds_[static_cast<size_t>(number)];
   if (round.work) {
@@ -103,26 +159,58 @@ void GradientBuckets::ready(int index) {
         "gradient '" + gradients_[static_cast<size_t>(index)].name +
         "' comes too late: its bucket has been in flight since a wait() that timed out");
   }
-  if (--round.missing == 0) launch(number, false);
+  if (source && !packer_) throw UsageError("ready(): these buckets pack no arrays");
+  mark(number, stream);
+  if (source) {
+    const GradientSpec& spec = gradients_[static_cast<size_t>(index)];
+    on_device_[static_cast<size_t>(number)]
+        .sources[{stream, source->dtype, source->scale}]
+        .push_back({source->data, gradient(index), static_cast<size_t>(spec.count())});
+  }
+  ready_[static_cast<size_t>(index)] = true;
+  if (--round.missing > 0) return false;
+  launch(number, false);
+  return true;
+}
+
+// What a device cannot do any more fails on all ranks.
+void GradientBuckets::mark(int number, void* stream) {
+  if (!where().is_on_device()) return;
+  try {
+    on_device_[static_cast<size_t>(number)].marks[stream] =
+        driver_->devices().mark(where().device, stream);
+  } catch (const DeviceError& error) {
+    failure_ = error.what();
+    driver_->fail_bucket(first_number_ + number, failure_);
+    throw;
+  }
 }
 
 // Without the lock while it waits: a signal handler may enter in the same thread.
 std::vector<bool> GradientBuckets::wait(int64_t timeout_ns,
-                                        const std::function<void()>& interrupted, bool for_good) {
+                                        const std::function<void()>& interrupted, bool for_good,
+                                        void* stream) {
   std::vector<std::shared_ptr<Work>> works;
   try {
     {
       std::lock_guard guard(mutex_);
       refuse_failed();
       for (size_t i = 0; i < rounds_.size(); ++i) {
-        if (!rounds_[i].work) launch(static_cast<int>(i), true);
+        if (!rounds_[i].work) {
+          mark(static_cast<int>(i), stream);
+          launch(static_cast<int>(i), true);
+        }
         works.push_back(rounds_[i].work);
       }
     }
     for (const auto& work : works) driver_->wait(work, timeout_ns, interrupted, for_good);
   } catch (const MismatchError& error) {
     std::lock_guard guard(mutex_);
-    if (failure_.empty()) failure_ = error.what();
+    note_failure(error);
+    throw;
+  } catch (const DeviceError& error) {
+    std::lock_guard guard(mutex_);
+    note_failure(error);
     throw;
   }
   std::lock_guard guard(mutex_);

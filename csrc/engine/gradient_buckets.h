@@ -1,12 +1,15 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "base/error.h"
 #include "bucket/plan.h"
 #include "engine/bucket_memory.h"
 #include "engine/driver.h"
@@ -22,37 +25,62 @@ class GradientBuckets {
   /// Collective: all members of the group pass the same, which the caller has made sure of. Uses
   /// the buckets `first_number`, ... of the driver. Buckets that some member does not reach go
   /// around the ring.
-  /// @param memory  made for this plan and group
+  /// @param memory  made for this plan and group, and settled
   /// @param places  those of all members, in their order
   /// @param compression  what float32 is sent as between hosts: float16 or bfloat16
   GradientBuckets(std::shared_ptr<Driver> driver, std::vector<GradientSpec> gradients,
                   BucketPlan plan, std::unique_ptr<BucketMemory> memory,
-                  const BucketMemory::Places& places, Reduction reduction, int64_t first_number,
+                  const BucketMemory::ByMember& places, Reduction reduction, int64_t first_number,
                   const SharedGroup& group, std::optional<DType> compression = std::nullopt);
   ~GradientBuckets();
 
   const std::vector<GradientSpec>& gradients() const { return gradients_; }
   const BucketPlan& plan() const { return plan_; }
-  std::byte* gradient(int index) { return storage_.gradient(index); }
+  /// Where it lies: in where()'s memory.
+  std::byte* gradient(int index) { return memory_->gradient(index); }
+  Memory where() const { return memory_->where(); }
+
+  /// An array on the gradients' device, with its elements in the order of the gradient's memory.
+  struct Source {
+    const std::byte* data;
+    DType dtype;  // the gradient's, or another that Packer::pack() casts
+    double scale = 1;
+  };
+  /// Whether ready() takes sources.
+  bool packs();
 
   /// Gradient `index` is in its place; launches its bucket if it was the last one missing there.
-  /// @throws UsageError  out of range, ready already in this round, or after shutdown()
-  void ready(int index);
+  /// @param stream  of a device, in which it was computed; null: the default one
+  /// @param source  where it is, if it is not in its place: it is copied there with the others of
+  /// its bucket, in the stream, when the bucket is launched. It must stay as it is until then
+  /// @returns whether the bucket was launched
+  /// @throws UsageError  out of range, ready already in this round, after shutdown(), or the stream
+  /// is being captured into a graph
+  bool ready(int index, void* stream = nullptr, const std::optional<Source>& source = {});
 
   /// Launches what is not launched, with zeros for the gradients that are not ready, waits for all
   /// buckets, and ends the round. Returns for each gradient whether any rank produced it. After
   /// StallError the round goes on: call again.
+  /// @param stream  of a device, in which the gradients of the round before are used
   std::vector<bool> wait(int64_t timeout_ns, const std::function<void()>& interrupted = {},
-                         bool for_good = true);
+                         bool for_good = true, void* stream = nullptr);
 
  private:
   struct Round {
     int missing = 0;
     std::shared_ptr<Work> work;
   };
+  struct RoundOnDevice {
+    std::map<void*, std::unique_ptr<Mark>> marks = {};  // of the streams that compute gradients
+    std::map<std::tuple<void*, DType, double>, std::vector<Packer::Item>> sources = {};
+  };
 
+  void mark(int number, void* stream);
   void launch(int number, bool is_awaited);
+  void fill(int number);
+  void pack(int number);
   void begin_round();
+  void note_failure(const Error& error);
   void refuse_failed() const;
 
   std::shared_ptr<Driver> driver_;
@@ -61,10 +89,14 @@ class GradientBuckets {
   const int64_t first_number_;
   const std::unique_ptr<BucketMemory> memory_;
   BucketStorage& storage_;
+  std::unique_ptr<Packer> packer_;  // made when packs() is asked for
+  bool is_packer_made_ = false;
+  bool is_packing_ = false;
   std::mutex mutex_;
   std::vector<bool> ready_;    // by gradient
   std::vector<Round> rounds_;  // by bucket
-  std::string failure_;        // of the first bucket that failed
+  std::vector<RoundOnDevice> on_device_;
+  std::string failure_;  // of the first bucket that failed
 };
 
 }  // namespace ringdl

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/buffer.h"
 #include "base/error.h"
 #include "reduce/adasum.h"
-#include "reduce/neutral.h"
 
 namespace ringdl {
 namespace {
@@ -46,6 +44,7 @@ Call neutral_call(const Description& theirs, const SharedGroup& group) {
   call.reduction = theirs.reduction;
   call.root = theirs.root;
   call.group = group;
+  call.memory.kind = theirs.memory;
   call.algorithm = theirs.algorithm;
   if (theirs.wire != theirs.dtype) call.compression = theirs.wire;
   if (theirs.operation != 0) call.operation = {find_adasum(theirs.dtype), theirs.operation, {}};
@@ -62,10 +61,12 @@ Call neutral_call(const Description& theirs, const SharedGroup& group) {
 
 }  // namespace
 
-JoinSession::JoinSession(WorkTable& works, Matching& matching, BucketTable& buckets, Hosts& hosts,
-                         ControlPlane& control, const Clock& clock, Owner& owner, SharedGroup all)
+JoinSession::JoinSession(WorkTable& works, Matching& matching, Planning& planning,
+                         BucketTable& buckets, Hosts& hosts, ControlPlane& control,
+                         const Clock& clock, Owner& owner, SharedGroup all)
     : works_(works),
       matching_(matching),
+      planning_(planning),
       buckets_(buckets),
       hosts_(hosts),
       control_(control),
@@ -174,9 +175,21 @@ void JoinSession::answer(const Matching::Header& header) {
   std::vector<int> told = {from};
   std::string why =
       joined_text(all_->rank) + "neither sends nor receives: exchange messages before";
+  Call call;
+  const bool has_output = theirs.kind == Kind::kReduceScatter;
+  std::shared_ptr<std::byte> memory;
   if (theirs.kind != Kind::kMessage) {
     told = group->ranks;
-    why = refusal(theirs, *group, all_->rank, label_of(key, theirs, *group), allreduces_only_);
+    call = neutral_call(theirs, group);
+    const std::string label = label_of(key, theirs, *group);
+    why = refusal(theirs, *group, all_->rank, label, allreduces_only_);
+    if (why.empty()) {
+      try {
+        memory = planning_.neutral_array(call, has_output);
+      } catch (const std::exception& error) {
+        why = joined_text(all_->rank) + "cannot answer " + label + ": " + error.what();
+      }
+    }
   }
   if (!why.empty()) {
     matching_.advance(key);
@@ -188,15 +201,10 @@ void JoinSession::answer(const Matching::Header& header) {
     }
     return;
   }
-  Call call = neutral_call(theirs, group);
-  const size_t bytes = bytes_of(call);
-  const bool has_output = call.kind == Kind::kReduceScatter;
-  const auto memory = std::make_shared<Buffer>(bytes * (has_output ? 2 : 1));
-  if (has_output) call.output = memory->data() + bytes;
-  fill_neutral(call.dtype, call.reduction, memory->data(), bytes / item_bytes(call.dtype));
+  if (has_output) call.output = memory.get() + bytes_of(call);
   Description ours = theirs;
   ours.inline_bytes = owner_.inline_bytes();
-  owner_.submit_as(key, call, ours, memory->data(), memory);
+  owner_.submit_as(key, call, ours, memory.get(), memory);
   pass_next_in_slots();
 }
 

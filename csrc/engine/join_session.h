@@ -11,6 +11,7 @@
 #include "engine/call.h"
 #include "engine/hosts.h"
 #include "engine/matching.h"
+#include "engine/planning.h"
 #include "engine/submitter.h"
 #include "engine/work_table.h"
 
@@ -40,8 +41,9 @@ class JoinSession {
     ~Owner() = default;
   };
 
-  JoinSession(WorkTable& works, Matching& matching, BucketTable& buckets, Hosts& hosts,
-              ControlPlane& control, const Clock& clock, Owner& owner, SharedGroup all);
+  JoinSession(WorkTable& works, Matching& matching, Planning& planning, BucketTable& buckets,
+              Hosts& hosts, ControlPlane& control, const Clock& clock, Owner& owner,
+              SharedGroup all);
 
   /// How often all ranks have joined.
   uint64_t meetings() const;
@@ -96,6 +98,7 @@ class JoinSession {
 
   WorkTable& works_;
   Matching& matching_;
+  Planning& planning_;
   BucketTable& buckets_;
   Hosts& hosts_;
   ControlPlane& control_;

@@ -237,6 +237,11 @@ ReduceMany over_host(DType dtype, Reduction reduction, const HostLayout& layout)
   return {dtype, reduction, layout.local_size()};
 }
 
+void refuse_wrong(const Call& call) {
+  refuse_bits_of_floats(call);
+  if (call.compression) refuse_compression(call);
+}
+
 std::unique_ptr<Collective> make_collective(const Surroundings& its, const Call& call,
                                             const Description& description, void* data,
                                             const Group& group) {
@@ -249,8 +254,7 @@ std::unique_ptr<Collective> make_collective(const Surroundings& its, const Call&
     throw UsageError(std::string(name_of(call.kind)) + ": root " + std::to_string(call.root) +
                      " is not a rank; ranks are 0 to " + std::to_string(size - 1));
   }
-  refuse_bits_of_floats(call);
-  if (call.compression) refuse_compression(call);
+  refuse_wrong(call);
   if (window && layout->hosts.size() == 1 && is_exchanged_in_memory(call.kind, bytes, size)) {
     return make_host_exchange(executor, call, array, group, window, *layout);
   }

@@ -31,6 +31,10 @@ std::unique_ptr<Collective> make_collective(const Surroundings& its, const Call&
                                             const Description& description, void* data,
                                             const Group& group);
 
+/// What make_collective() refuses whatever the group.
+/// @throws UsageError  a reduction or compression that the dtype has not
+void refuse_wrong(const Call& call);
+
 /// What reduces the arrays of a host's ranks: it divides if there is no other host.
 ReduceMany over_host(DType dtype, Reduction reduction, const HostLayout& layout);
 

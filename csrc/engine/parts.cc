@@ -25,7 +25,8 @@ Parts::Parts(std::unique_ptr<Transport> its_transport, EngineOptions its_options
       tags(transport->max_tag()),
       control(std::make_shared<ControlPlane>(*transport, std::move(on_message))),
       hosts(rank, size),
-      planning(hosts, *options.executor, options.segment_bytes),
+      planning(hosts, *options.executor, options.devices, options.segment_bytes,
+               options.slab_bytes),
       works(*transport, *control, *options.executor, clock,
             [this](const Work& work, const Failure& why) {
               if (work.key.space == KeySpace::kBucket) buckets.on_end(work.key, why);
@@ -34,7 +35,7 @@ Parts::Parts(std::unique_ptr<Transport> its_transport, EngineOptions its_options
       immediate(all, *options.executor, hosts, planning, matching, works, submitter),
       membership(*transport, *control, hosts),
       any_receives(works, matching, membership, submitter),
-      joining(works, matching, buckets, hosts, *control, clock, joining_owner, all),
+      joining(works, matching, planning, buckets, hosts, *control, clock, joining_owner, all),
       diagnosis(diagnosis_owner, *transport, *control),
       watchdog(diagnosis, rank) {
   set_segment_bytes(options.segment_bytes);

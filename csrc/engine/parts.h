@@ -30,6 +30,11 @@ struct EngineOptions {
   size_t inline_bytes = kMaxPayloadBytes;
   /// What copies and reduces payload; outlives the engine.
   Executor* executor = &cpu_executor();
+  /// Those of devices' memory; null: arrays that lie there are refused.
+  std::shared_ptr<DeviceExecutors> devices = nullptr;
+  /// What is copied from and to a device at once: a multiple of 64. Long beside the latency of a
+  /// copy (some microseconds) and of a collective (some tens), and short beside an array.
+  size_t slab_bytes = 4 << 20;
 };
 
 /// What an engine is made of: its state. Each part knows some of those above it, and none the

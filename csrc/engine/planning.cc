@@ -1,11 +1,15 @@
 #include "engine/planning.h"
 
+#include <cstring>
 #include <string>
 
+#include "base/buffer.h"
 #include "base/error.h"
 #include "collective/planner/algorithms.h"
 #include "engine/bucket_table.h"
 #include "engine/make_collective.h"
+#include "engine/make_on_device.h"
+#include "reduce/neutral.h"
 #include "transport/transport.h"
 
 namespace ringdl {
@@ -23,8 +27,15 @@ void Planning::set_segment_bytes(size_t bytes) {
 }
 
 Plan Planning::plan(const Call& call, const Group& group, bool may_use_slots) {
-  return plan_allreduce({bytes_of(call), call.algorithm, may_use_slots}, *hosts_.layout_of(group),
-                        table_);
+  const SharedLayout layout = hosts_.layout_of(group);
+  if (!call.memory.is_on_device()) {
+    return plan_allreduce({bytes_of(call), call.algorithm, may_use_slots}, *layout, table_);
+  }
+  // Devices are far faster than anything in the host's memory.
+  AllreduceRequest request{bytes_of(call), call.algorithm, false};
+  const bool is_one_host = layout->host_count() == 1 && layout->size() > 1;
+  if (is_one_host && !table_.wanted && !call.algorithm) request.algorithm = Algorithm::kDirect;
+  return plan_allreduce(request, *layout, table_);
 }
 
 std::unique_ptr<Collective> Planning::make(const Call& call, const Description& description,
@@ -32,30 +43,68 @@ std::unique_ptr<Collective> Planning::make(const Call& call, const Description& 
                                            const SlotCall* slot_call) const {
   const SharedLayout layout = hosts_.layout_of(group);
   const bool shares_memory = layout->hosts.size() < group.ranks.size();
-  return make_collective({executor_, table_.segment_bytes,
-                          shares_memory ? hosts_.window() : nullptr, layout, slot_call},
-                         call, description, data, group);
+  const Surroundings its{executor_, table_.segment_bytes, shares_memory ? hosts_.window() : nullptr,
+                         layout, slot_call};
+  if (!call.memory.is_on_device()) return make_collective(its, call, description, data, group);
+  if (!devices_) {
+    throw UsageError(
+        "the array lies on a device, and these ranks reduce arrays in the CPU's memory only; copy "
+        "it there first");
+  }
+  last_device_ = call.memory.device;
+  return make_on_device(*devices_, slab_bytes_, its, call, description, data, group);
 }
 
 std::unique_ptr<Collective> Planning::make(const BucketSpec& bucket, uint64_t instance) const {
   const Group& group = *bucket.group;
   const SharedLayout layout = hosts_.layout_of(group);
   const Plan plan = plan_bucket(bucket.bytes, bucket.shared.has_value(), *layout, table_);
-  return algorithm_of(plan.algorithm)
-      .make({.executor = executor_,
-             .data = static_cast<std::byte*>(bucket.data),
-             .bytes = bucket.bytes,
-             .reducer = Reducer(bucket.dtype, bucket.reduction, group.size()),
-             .reduce_many = over_host(bucket.dtype, bucket.reduction, *layout),
-             .codec = bucket.codec,
-             .segment_bytes = table_.segment_bytes,
-             .rank = group.rank,
-             .size = group.size(),
-             .ranks = group.ranks,
-             .window = hosts_.window(),
-             .layout = layout,
-             .agreed = bucket.shared ? &*bucket.shared : nullptr,
-             .instance = instance});
+  const auto& on_device = bucket.on_device;
+  const bool is_reduced_there = on_device && on_device->is_reduced_there;
+  auto made = algorithm_of(plan.algorithm)
+                  .make({.executor = is_reduced_there ? devices_->of(on_device->device) : executor_,
+                         .data = static_cast<std::byte*>(bucket.data),
+                         .bytes = bucket.bytes,
+                         .reducer = Reducer(bucket.dtype, bucket.reduction, group.size()),
+                         .reduce_many = over_host(bucket.dtype, bucket.reduction, *layout),
+                         .codec = bucket.codec,
+                         .segment_bytes = table_.segment_bytes,
+                         .rank = group.rank,
+                         .size = group.size(),
+                         .ranks = group.ranks,
+                         .window = hosts_.window(),
+                         .layout = layout,
+                         .agreed = bucket.shared ? &*bucket.shared : nullptr,
+                         .instance = instance});
+  if (!on_device) return made;
+  return make_on_device(*devices_, bucket, std::move(made));
+}
+
+std::shared_ptr<std::byte> Planning::neutral_array(Call& call, bool output) {
+  const size_t bytes = bytes_of(call);
+  const auto memory = std::make_shared<Buffer>(bytes * (output ? 2 : 1));
+  fill_neutral(call.dtype, call.reduction, memory->data(), bytes / item_bytes(call.dtype));
+  if (!call.memory.is_on_device()) return {memory, memory->data()};
+  if (!devices_) throw UsageError("this rank reduces arrays in the CPU's memory only");
+  call.memory.device = last_device_;
+  struct Copied {
+    std::shared_ptr<Buffer> from;
+    std::shared_ptr<std::byte> into;
+  };
+  const auto copied = std::make_shared<Copied>(
+      Copied{memory, devices_->device_stage(last_device_, memory->size())});
+  devices_->of(last_device_).copy(copied->into.get(), memory->data(), bytes);
+  return {copied, copied->into.get()};
+}
+
+void Planning::zero(const BucketSpec& bucket) const {
+  const auto& on_device = bucket.on_device;
+  size_t bytes = bucket.bytes;  // in the CPU's memory
+  if (on_device) {
+    devices_->of(on_device->device).zero(on_device->gradients.get(), on_device->gradient_bytes);
+    if (on_device->is_reduced_there) bytes -= on_device->gradient_bytes;
+  }
+  std::memset(on_device ? on_device->here.get() : bucket.data, 0, bytes);
 }
 
 }  // namespace ringdl

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "collective/collective.h"
 #include "collective/planner/plan.h"
@@ -20,8 +21,15 @@ struct SlotCall;
 class Planning {
  public:
   /// @param executor  carries out what collectives do with payload
-  Planning(Hosts& hosts, Executor& executor, size_t segment_bytes)
-      : hosts_(hosts), executor_(executor), table_{.wanted = {}, .segment_bytes = segment_bytes} {}
+  /// @param devices  the same of arrays that lie on devices; may be null
+  /// @param slab_bytes  what is copied from and to devices at once
+  Planning(Hosts& hosts, Executor& executor, std::shared_ptr<DeviceExecutors> devices,
+           size_t segment_bytes, size_t slab_bytes)
+      : hosts_(hosts),
+        executor_(executor),
+        devices_(std::move(devices)),
+        slab_bytes_(slab_bytes),
+        table_{.wanted = {}, .segment_bytes = segment_bytes} {}
 
   /// @param wanted  taken wherever it is possible and the call names none; else the fastest by the
   /// costs
@@ -42,11 +50,23 @@ class Planning {
                                    const Group& group, const SlotCall* slot_call = nullptr) const;
   /// The state machine for an instance of a bucket.
   std::unique_ptr<Collective> make(const BucketSpec& bucket, uint64_t instance) const;
+  /// An array that adds nothing, for a call: in its memory, and of a device on that of the arrays
+  /// that were met last.
+  /// @param output  room for as much follows
+  /// @throws UsageError, OutOfMemory  of a device
+  std::shared_ptr<std::byte> neutral_array(Call& call, bool output);
+  /// Makes a bucket what a rank contributes that has nothing.
+  void zero(const BucketSpec& bucket) const;
+  /// See choose_by().
+  std::optional<Algorithm> wanted() const { return table_.wanted; }
 
  private:
   Hosts& hosts_;
   Executor& executor_;
+  const std::shared_ptr<DeviceExecutors> devices_;
+  const size_t slab_bytes_;
   PlanningTable table_;
+  mutable int last_device_ = 0;
 };
 
 }  // namespace ringdl

@@ -184,6 +184,8 @@ bool Driver::wait_briefly(const std::shared_ptr<Work>& work) {
 }
 
 int Driver::join(int64_t timeout_ns, const std::function<void()>& interrupted) {
+  // Gradients are zeros from now on, and the last step may still be reading them on a device.
+  if (const auto& devices = engine_.parts().options.devices) devices->synchronize();
   Lock lock = lock_for_call();
   JoinSession& joining = engine_.parts().joining;
   if (!joining.is_joined()) note_submitter();
@@ -254,6 +256,7 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
   } guard{shutting_down_};
 
   finish_works(lock, interrupted);
+  if (const auto& devices = engine_.parts().options.devices) devices->let_go();
   const Departures& departures = engine_.parts().membership.departures();
   engine_.leave();
   // The others may need answers from this rank until they leave, too.

@@ -77,6 +77,9 @@ std::string difference(const Description& theirs, int their_rank, const Descript
   if (theirs.reduction != ours.reduction || theirs.operation != ours.operation) {
     return text("reduction", reduction_text(theirs), reduction_text(ours));
   }
+  if (theirs.memory != ours.memory) {
+    return text("memory:", name_of(theirs.memory), name_of(ours.memory));
+  }
   if (theirs.algorithm != ours.algorithm) {
     return text("algorithm", name_of(theirs.algorithm), name_of(ours.algorithm));
   }

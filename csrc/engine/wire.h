@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "base/memory.h"
 #include "collective/algorithm.h"
 #include "engine/group.h"
 #include "reduce/reduce.h"
@@ -79,7 +80,8 @@ struct Description {
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kRing;
   DType wire = DType::kUInt8;  // what an allreduce's elements are sent as between hosts
-  int32_t root = -1;           // its number in the group
+  MemoryKind memory = MemoryKind::kCpu;
+  int32_t root = -1;  // its number in the group
   int32_t dimensions = 0;
   uint32_t inline_bytes = 0;  // messages of at most this size are control messages
   uint64_t group = 0;         // its id

@@ -48,8 +48,9 @@ class Work {
   std::unique_ptr<Collective> collective;
   std::unique_ptr<KeyedChannel> keyed_channel;  // one of the two
   std::unique_ptr<BucketChannel> bucket_channel;
-  bool touched = false;  // is in the engine's list of works to step
-  bool polled = false;   // is in its list of works to step at each poll
+  bool touched = false;    // is in the engine's list of works to step
+  bool polled = false;     // is in its list of works to step at each poll
+  bool is_broken = false;  // by a device, and about to fail
   /// If it has failed: once this is done, nothing reads or writes its buffer.
   Executor::Ticket last_operation = Executor::kDone;
 

@@ -46,9 +46,17 @@ void WorkTable::begin(const std::shared_ptr<Work>& work) {
 }
 
 bool WorkTable::step(const std::shared_ptr<Work>& work) {
-  if (work->collective->step(work->channel())) {
-    finish(work);
-    return true;
+  if (work->is_broken) return false;
+  try {
+    if (work->collective->step(work->channel())) {
+      finish(work);
+      return true;
+    }
+  } catch (const std::exception& error) {
+    if (work->description.memory != MemoryKind::kDevice) throw;
+    work->is_broken = true;
+    broken_.push_back({work, error.what()});
+    return false;
   }
   if (!work->polled && (work->collective->pieces() >= 0 || !executor_.is_immediate())) {
     work->polled = true;
@@ -139,7 +147,9 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
     keep_for_good(work->memory);
   }
   work->last_operation = executor_.last();
-  if (why.kind == FailureKind::kRankFailed && work->collective->pieces() >= 0) {
+  const bool may_be_written =
+      why.kind == FailureKind::kRankFailed || why.kind == FailureKind::kDevice;
+  if (may_be_written && work->collective->pieces() >= 0) {
     keep_for_good(work);  // other ranks may write to its buffer: it is not released
   } else if (is_idle(*work)) {
     release(*work);

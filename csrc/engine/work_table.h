@@ -5,7 +5,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
@@ -47,9 +49,17 @@ class WorkTable {
 
   /// From now on it is in flight.
   void begin(const std::shared_ptr<Work>& work);
-  /// Does what can be done now.
+  /// Does what can be done now. If that fails for an array on a device, the work is broken: it is
+  /// not stepped any more, and fails once its owner has notified the others.
   /// @returns whether the work has ended
   bool step(const std::shared_ptr<Work>& work);
+  struct Broken {
+    std::shared_ptr<Work> work;
+    std::string why;
+  };
+  bool has_broken() const { return !broken_.empty(); }
+  /// Works that are broken since the last call.
+  std::vector<Broken> take_broken() { return std::exchange(broken_, {}); }
   /// Steps what was touched until nothing is, then releases what has left.
   /// @returns how many works moved without messages
   int settle();
@@ -132,7 +142,8 @@ class WorkTable {
   Trace trace_;
   Works in_flight_;
   std::deque<std::shared_ptr<Work>> touched_;
-  std::vector<std::shared_ptr<Work>> polled_;   // they move without messages
+  std::vector<std::shared_ptr<Work>> polled_;  // they move without messages
+  std::vector<Broken> broken_;
   std::vector<std::shared_ptr<Work>> leaving_;  // ended, but their messages have not
   std::vector<std::unique_ptr<Drain>> drains_;
   std::vector<uint64_t> released_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 
 #include "base/rounding.h"
 #include "reduce/reduce.h"
@@ -13,8 +14,9 @@ class Codec {
   /// Nothing is shrunk.
   Codec() = default;
   /// @param wire  float16 or bfloat16; elements are float32
-  explicit Codec(DType wire) : widening_(find_widening(wire)) {}
+  explicit Codec(DType wire) : wire_(wire), widening_(find_widening(wire)) {}
 
+  std::optional<DType> wire() const { return wire_; }  // if it shrinks
   bool shrinks() const { return widening_.widen != nullptr; }
 
   /// Bytes on the wire for `bytes` bytes of an array.
@@ -31,6 +33,7 @@ class Codec {
   }
 
  private:
+  std::optional<DType> wire_;
   Widening widening_{};
 };
 

@@ -21,6 +21,11 @@ class CpuExecutor final : public Executor {
     return kDone;
   }
 
+  Ticket zero(std::byte* into, size_t bytes) override {
+    if (bytes > 0) std::memset(into, 0, bytes);
+    return kDone;
+  }
+
   Ticket combine(const Reducer& reducer, std::byte* into, const std::byte* from,
                  size_t bytes) override {
     reducer.combine(into, from, bytes);

@@ -1,7 +1,12 @@
 #pragma once
 
+#include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
 #include <span>
 
 #include "reduce/codec.h"
@@ -29,6 +34,16 @@ class Executor {
   /// Whether each operation is done when its call returns: all tickets are kDone.
   virtual bool is_immediate() const { return false; }
 
+  /// What it is asked for at once where ranks share out an array: so much that asking costs little
+  /// beside doing it, and so little that nobody waits long for the last one.
+  struct Grain {
+    size_t least_piece, most_piece;  // bytes of what one rank takes
+    size_t least_block, most_block;  // of what goes through stages
+  };
+  virtual Grain grain() const { return {16 << 10, 128 << 10, 256 << 10, 1 << 20}; }
+  /// How many arrays it reduces at once.
+  virtual size_t most_arrays() const { return std::numeric_limits<size_t>::max(); }
+
   /// The operation that was asked for last; kDone if immediate.
   virtual Ticket last() const { return kDone; }
 
@@ -38,6 +53,7 @@ class Executor {
   /// @param streams  nobody reads the target soon: it is written past the caches (streaming.h)
   virtual Ticket copy(std::byte* into, const std::byte* from, size_t bytes,
                       bool streams = false) = 0;
+  virtual Ticket zero(std::byte* into, size_t bytes) = 0;
   /// As Reducer::combine() and finish(). The reducer is copied, as are those below.
   virtual Ticket combine(const Reducer& reducer, std::byte* into, const std::byte* from,
                          size_t bytes) = 0;
@@ -56,6 +72,109 @@ class Executor {
  protected:
   /// @param ticket  not kDone
   virtual bool poll(Ticket ticket) = 0;
+};
+
+/// Until an operation is done, or the device is lost, which then touches nothing any more: for
+/// destructors of what the device uses.
+inline void await(Executor& executor, Executor::Ticket ticket) noexcept {
+  try {
+    while (!executor.is_done(ticket)) {
+    }
+  } catch (...) {
+  }
+}
+
+/// Where an array on a device lies, for other ranks of this host. As numbers that travel; what they
+/// mean is the executors' own.
+struct DevicePlace {
+  std::array<int64_t, 13> words{};
+
+  /// Whether others can reach it: else it is nowhere.
+  explicit operator bool() const { return words[0] != 0; }
+  auto operator<=>(const DevicePlace&) const = default;
+};
+
+/// What was in a stream of the caller's at some time.
+class Mark {
+ public:
+  virtual ~Mark() = default;
+  /// Whether the device has come past it. Whoever waits asks again: if a stream of the executor
+  /// waited instead, so would all that comes after it there.
+  /// @throws DeviceError
+  virtual bool is_passed() = 0;
+};
+
+/// Copies arrays of a device to others there, many at once, in a stream of the caller's: what comes
+/// after it in that stream may overwrite the sources. Threads: one at a time.
+class Packer {
+ public:
+  struct Item {
+    const std::byte* from;
+    std::byte* to;
+    size_t count;  // elements
+  };
+  virtual ~Packer() = default;
+  /// What was packed so far has been carried out.
+  virtual void start_over() = 0;
+  /// Between float32 and its narrower forms, or as it is.
+  /// @param items  no more, since start_over(), than were announced
+  /// @param scale  elements are multiplied with it, in fp32 (or fp64), before they are cast
+  /// @throws UsageError  no such cast; DeviceError
+  virtual void pack(void* stream, DType from, DType to, std::span<const Item> items,
+                    double scale) = 0;
+};
+
+/// The executors of devices' memory, by the devices' numbers. What a call makes is kept.
+///
+/// Threads: one at a time, but for the members that say so.
+class DeviceExecutors {
+ public:
+  virtual ~DeviceExecutors() = default;
+  /// @throws UsageError  there is no such device, or no driver
+  virtual Executor& of(int device) = 0;
+  /// Another one of the same device, for copies that need not wait for those of the first.
+  virtual Executor& second_of(int device) = 0;
+
+  /// @param stream  of a device; null: the default one. Any thread.
+  /// @throws UsageError  what is queued there is being recorded to be repeated later, which a
+  /// collective cannot be
+  virtual std::unique_ptr<Mark> mark(int device, void* stream) = 0;
+  /// Waits for all that devices met so far have to do, whatever the stream. Any thread.
+  virtual void synchronize() = 0;
+
+  /// Null if the device has no kernels. Any thread.
+  /// @param most_items  that it packs between two calls of start_over()
+  virtual std::unique_ptr<Packer> packer(int device, size_t most_items) {
+    static_cast<void>(device);
+    static_cast<void>(most_items);
+    return nullptr;
+  }
+
+  /// Memory of a device, zero, for arrays of callers; other ranks of this host may reach it. Any
+  /// thread.
+  /// @throws UsageError, OutOfMemory
+  virtual std::shared_ptr<std::byte> allocate(int device, size_t bytes) = 0;
+  /// The same, of any content, for a short time and for executors alone.
+  virtual std::shared_ptr<std::byte> device_stage(int device, size_t bytes) = 0;
+  /// Where an array lies; nowhere unless one of these has made it, and the device can reduce. Any
+  /// thread.
+  virtual DevicePlace place_of(int device, const std::byte* data, size_t bytes) = 0;
+  /// An array of another rank, or of this one, for operations of a device; null if it cannot be
+  /// reached from there, or the device cannot reduce. It stays reached until let_go(), in which
+  /// time its owner does not free it.
+  virtual std::byte* reached(int device, const DevicePlace& place) = 0;
+  /// Others may write to this memory even now.
+  virtual void keep(std::shared_ptr<std::byte> memory) = 0;
+  /// What was reached and kept is not used any more.
+  virtual void let_go() = 0;
+
+  using Allocate = std::function<std::shared_ptr<std::byte>(size_t bytes)>;
+  /// Memory of the host that devices copy from and to while the processor does other things, unless
+  /// the driver refuses to pin it. At a multiple of 64.
+  /// @param allocate  of the host
+  virtual std::shared_ptr<std::byte> pinned(int device, size_t bytes, const Allocate& allocate) = 0;
+  /// The same for a short time: when it is free it is kept for the next call, up to a bound.
+  virtual std::shared_ptr<std::byte> stage(int device, size_t bytes, const Allocate& allocate) = 0;
 };
 
 /// Carries everything out at once, in the calling thread. Any thread. Lives as long as the process.

@@ -5,20 +5,10 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "reduce/reduction.h"
 
 namespace ringdl {
 
-/// How elements of several ranks become one. The values travel in headers, so they never change.
-enum class Reduction : uint8_t {
-  kSum = 0,
-  kAverage = 1,
-  kMin = 2,
-  kMax = 3,
-  kProduct = 4,
-  kBitAnd = 5,
-  kBitOr = 6,
-  kBitXor = 7,
-};
 inline constexpr int kReductionCount = 8;
 
 constexpr std::string_view name_of(Reduction reduction) {

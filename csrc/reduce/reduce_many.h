@@ -15,6 +15,11 @@ class ReduceMany {
   ReduceMany(DType dtype, Reduction reduction, int64_t divisor);
   ReduceMany(DType dtype, CustomKernel kernel);
 
+  DType dtype() const { return dtype_; }
+  Reduction reduction() const { return reduction_; }  // unless there is a custom one
+  int64_t divisor() const { return divisor_; }
+  CustomKernel custom() const { return custom_; }
+
   /// targets[t][i] = (sources[0][i] ∘ sources[1][i] ∘ ...) / divisor for all t. A target may be one
   /// of the sources, but must not overlap otherwise. At least one source.
   /// @param streams  the arrays come from memory and are not read soon (see streaming.h). Targets
@@ -30,6 +35,8 @@ class ReduceMany {
   void reduce_widened(std::byte* block, std::span<const std::byte* const> sources, size_t begin,
                       size_t bytes) const;
 
+  DType dtype_;
+  Reduction reduction_ = Reduction::kSum;
   Kernels kernels_{};  // for fp32 if elements are widened
   Widening widening_{};
   CustomKernel custom_ = nullptr;

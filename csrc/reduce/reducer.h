@@ -12,15 +12,21 @@ namespace ringdl {
 class Reducer {
  public:
   Reducer(DType dtype, Reduction reduction, int64_t divisor)
-      : kernels_(find_kernels(dtype, reduction)),
-        item_bytes_(ringdl::item_bytes(dtype)),
-        divisor_(divisor) {}
+      : dtype_(dtype),
+        reduction_(reduction),
+        divisor_(divisor),
+        kernels_(find_kernels(dtype, reduction)),
+        item_bytes_(ringdl::item_bytes(dtype)) {}
 
   /// Combines by a user-defined reduction, the last time too.
   /// @param kernel  for elements of `dtype`; must stay callable as long as the reducer is used
   Reducer(DType dtype, CustomKernel kernel)
-      : custom_(kernel), item_bytes_(ringdl::item_bytes(dtype)) {}
+      : dtype_(dtype), custom_(kernel), item_bytes_(ringdl::item_bytes(dtype)) {}
 
+  DType dtype() const { return dtype_; }
+  Reduction reduction() const { return reduction_; }  // unless there is a custom one
+  int64_t divisor() const { return divisor_; }
+  CustomKernel custom() const { return custom_; }
   size_t item_bytes() const { return item_bytes_; }
 
   /// into = into ∘ from.
@@ -44,10 +50,12 @@ class Reducer {
   }
 
  private:
+  DType dtype_;
+  Reduction reduction_ = Reduction::kSum;
+  int64_t divisor_ = 1;
   Kernels kernels_{};
   CustomKernel custom_ = nullptr;  // in place of `kernels_`
   size_t item_bytes_;
-  int64_t divisor_ = 1;
 };
 
 }  // namespace ringdl

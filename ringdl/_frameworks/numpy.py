@@ -36,6 +36,11 @@ def for_engine(x: AnyNDArray, *, written: bool) -> tuple[AnyNDArray, DType | Non
     )
 
 
+def handed(array: AnyNDArray) -> AnyNDArray:
+    """See `ringdl._arrays.Framework.handed`."""
+    return array
+
+
 def in_numpy(x: AnyNDArray) -> AnyNDArray:
     """See `ringdl._arrays.Framework.in_numpy`."""
     return x
@@ -65,6 +70,14 @@ def from_bytes(like: AnyNDArray, shape: Sequence[int], data: AnyNDArray) -> AnyN
 def concatenated(arrays: Sequence[AnyNDArray]) -> AnyNDArray:
     """See `ringdl._arrays.Framework.concatenated`."""
     return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def distribute(flat: AnyNDArray, arrays: Sequence[AnyNDArray]) -> None:
+    """See `ringdl._arrays.Framework.distribute`."""
+    begin = 0
+    for array in arrays:
+        array[...] = flat[begin : begin + array.size].reshape(array.shape)
+        begin += array.size
 
 
 def dtype_name(x: AnyNDArray) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringdl._engine import DType
+from ringdl import _cuda
+from ringdl._engine import DeviceArray, DType
 from ringdl._errors import UsageError
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -24,14 +25,29 @@ _IN_NUMPY = frozenset(
 def for_engine(x: torch.Tensor, *, written: bool) -> tuple[torch.Tensor, DType | None]:
     """See `ringdl._arrays.Framework.for_engine`."""
     del written
-    if x.device.type != "cpu":
+    if x.device.type not in ("cpu", "cuda"):
         raise UsageError(
-            f"the tensor is on device {x.device}, and this build of ringdl reduces arrays in "
-            "the CPU's memory only; move it there with .cpu() first"
+            f"the tensor is on device {x.device}, and ringdl knows the memory of the CPU and of "
+            "CUDA devices only; move it there first"
         )
     if x.layout != torch.strided:
         raise UsageError(f"the tensor has layout {x.layout}; pass a dense one (.to_dense())")
     return x.detach().resolve_neg().contiguous(), None
+
+
+def handed(array: torch.Tensor) -> torch.Tensor | DeviceArray:
+    """See `ringdl._arrays.Framework.handed`."""
+    if array.device.type == "cpu":
+        return array
+    if torch.cuda.is_current_stream_capturing():
+        raise UsageError(
+            "a CUDA graph is being captured, and it cannot hold what passes between ranks; call "
+            "ringdl outside of the capture"
+        )
+    stream = torch.cuda.current_stream(array.device).cuda_stream
+    return _cuda.described(
+        array.data_ptr(), dtype_name(array), array.shape, array.device.index, stream, array
+    )
 
 
 def in_numpy(x: torch.Tensor) -> np.ndarray[Any, Any] | None:
@@ -62,19 +78,27 @@ def copy_of(x: torch.Tensor) -> torch.Tensor:
 
 def empty_like(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """See `ringdl._arrays.Framework.empty_like`."""
-    return torch.empty(tuple(shape), dtype=like.dtype)
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
 
 
 def from_bytes(
     like: torch.Tensor, shape: Sequence[int], data: np.ndarray[Any, np.dtype[np.uint8]]
 ) -> torch.Tensor:
     """See `ringdl._arrays.Framework.from_bytes`."""
-    return torch.from_numpy(data).view(like.dtype).reshape(tuple(shape))
+    return torch.from_numpy(data).view(like.dtype).reshape(tuple(shape)).to(like.device)
 
 
 def concatenated(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
     """See `ringdl._arrays.Framework.concatenated`."""
     return torch.cat([array.reshape(-1) for array in arrays])
+
+
+def distribute(flat: torch.Tensor, arrays: Sequence[torch.Tensor]) -> None:
+    """See `ringdl._arrays.Framework.distribute`."""
+    begin = 0
+    for array in arrays:
+        array.copy_(flat[begin : begin + array.numel()].view(array.shape))
+        begin += array.numel()
 
 
 def dtype_name(x: torch.Tensor) -> str:

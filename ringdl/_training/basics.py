@@ -116,10 +116,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: tensors are in the CPU's memory."""
-    return False
+    """True: tensors may lie on CUDA devices."""
+    return True
 
 
 def rocm_built() -> bool:
-    """False: tensors are in the CPU's memory."""
+    """False: tensors lie in the CPU's memory or on CUDA devices."""
     return False

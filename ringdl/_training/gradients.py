@@ -160,10 +160,9 @@ class Gradients(Generic[A]):
         self.is_pending = True
         if self.is_learning:
             self._observed.setdefault(index)
-        is_dense = self._adopt(index)
-        if is_dense and is_final and self.averages_at_end and not self.is_learning:
-            self._rounds.mark_ready(index)
-        return is_dense
+        if not is_final or not self.averages_at_end or self.is_learning:
+            return self._adopt(index)
+        return self._launch(index)
 
     def is_launched(self, index: int) -> bool:
         """Whether a gradient that has arrived is being averaged, and must not change."""
@@ -252,6 +251,18 @@ class Gradients(Generic[A]):
     def _new_key(self) -> str:
         return f"ringdl.gradients.{self.communicator._count('gradients') - 1}"
 
+    def _launch(self, index: int) -> bool:
+        """Average a gradient, which nothing is added to any more; False if it stays sparse."""
+        view, gradient = self._rounds.views.get(index), self._store.get(index)
+        assert gradient is not None
+        is_elsewhere = view is not None and gradient is not view and not self._sparse_dim(gradient)
+        if is_elsewhere and self._rounds.pack(index, gradient):
+            return True
+        is_dense = self._adopt(index)
+        if is_dense:
+            self._rounds.mark_ready(index)
+        return is_dense
+
     def _adopt(self, index: int) -> bool:
         """Move a gradient that was made elsewhere into its view; False if it stays sparse."""
         view, gradient = self._rounds.views.get(index), self._store.get(index)
@@ -274,8 +285,7 @@ class Gradients(Generic[A]):
             for index in range(len(self._store.specs))
         ]
         for index, gradient in enumerate(own):
-            if gradient is not None and index not in self._rounds.ready and self._adopt(index):
-                self._rounds.mark_ready(index)
+            if gradient is not None and index not in self._rounds.ready and self._launch(index):
                 own[index] = self._store.get(index)
         for index, average in self._reduce(own).items():
             average = self._store.result(average)

@@ -1,8 +1,9 @@
 """Views into ``ringdl.Buckets`` for gradients, and a note that travels with them.
 
-The note says at which step of the optimizer a rank is, and whether it holds a sparse gradient that
-the others may not know. It lies behind the last gradient of the last bucket, so it costs no message
-of its own; the step is one element set out of eight, so any difference of steps but a multiple of
+Gradients on each device have buckets of their own. The note says at which step of the optimizer a
+rank is, and whether it holds a sparse gradient that the others may not know. It lies behind the
+last gradient of the last bucket in the CPU's memory, so it costs no message of its own there; the
+step is one element set out of eight, so any difference of steps but a multiple of
 eight is detected in each dtype, after sums and averages.
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 
 import ringdl
 from ringdl._buckets import AGREEING
+from ringdl._engine import DeviceArray
 from ringdl._reductions import CompressionName
 from ringdl._training.store import A, Store
 from ringdl._training.texts import ranks_text
@@ -63,16 +65,28 @@ class Rounds(Generic[A]):
         communicator: ringdl.Communicator,
         predivisor: float = 1.0,
     ) -> None:
-        self._positions = {index: position for position, index in enumerate(indices, start=1)}
-        specs = [store.specs[index] for index in self._positions]
-        dtype = specs[0][2] if specs else "float32"
+        by_device: dict[int | None, list[int]] = {None: []}  # first: the note is there
+        for index in indices:
+            by_device.setdefault(store.device(index), []).append(index)
+        self._all: list[ringdl.Buckets] = []
+        self._places: dict[int, tuple[ringdl.Buckets, int]] = {}
         try:
-            self._buckets = ringdl.Buckets(
-                [(_NOTE, (_RESIDUES + 1,), dtype), *specs],
-                op=op,
-                compression=compression,
-                communicator=communicator,
-            )
+            for device, members in by_device.items():
+                specs = [store.specs[index] for index in members]
+                if device is None:
+                    specs.insert(
+                        0, (_NOTE, (_RESIDUES + 1,), specs[0][2] if specs else "float32", ())
+                    )
+                buckets = ringdl.Buckets(
+                    specs,
+                    op=op,
+                    compression=compression,
+                    communicator=communicator,
+                    device=device,
+                )
+                self._all.append(buckets)
+                for position, index in enumerate(members, start=device is None):
+                    self._places[index] = buckets, position
         except ringdl.MismatchError as error:
             if AGREEING not in str(error) or " cannot make " in str(error):
                 raise
@@ -80,23 +94,56 @@ class Rounds(Generic[A]):
                 f"{error}. Every rank has to wrap its optimizer: {store.how_to_wrap}"
             ) from None
         self._store = store
-        self._note = self._buckets.view(0)
+        self._note = self._all[0].view(0)
         self._is_noted = False
+        self._produced: list[list[bool]] = []
+        """Of the buckets that have ended in this round, in the order of `_all`."""
         self._predivisor = predivisor
         self.ready: set[int] = set()
         """The gradients that this rank has marked ready in this round."""
         self.views: dict[int, A] = {
-            index: store.view(index, self._buckets.dlpack(position))
-            for index, position in self._positions.items()
+            index: store.view(index, buckets.dlpack(position))
+            for index, (buckets, position) in self._places.items()
         }
         """By index, with the strides of the spec: always the same memory."""
+        self._packed: dict[tuple[int, int], list[int]] = {}
+        """By buckets and bucket, the gradients that are elsewhere until it is launched."""
 
     def mark_ready(self, index: int) -> None:
         """Gradient ``index`` is in its view; the last one of a bucket starts its allreduce."""
-        self.ready.add(index)
         if self._predivisor != 1.0:
             self._store.scale(self.views[index], 1 / self._predivisor)
-        self._buckets.ready(self._positions[index])
+        self._launch(index, None)
+
+    def pack(self, index: int, gradient: A) -> bool:
+        """The same of a gradient that is elsewhere on its device: it is copied with its bucket's.
+
+        The store gets the view in its place once that is launched.
+
+        Returns:
+            False if it has to be in its view: there, nothing was done.
+        """
+        buckets, _ = self._places[index]
+        if buckets.device is None or not buckets.packs():
+            return False
+        source = self._store.source(gradient, self.views[index])
+        if source is None:
+            return False
+        self._launch(index, source)
+        return True
+
+    def _launch(self, index: int, source: DeviceArray | None) -> None:
+        self.ready.add(index)
+        buckets, position = self._places[index]
+        if buckets.device is None:
+            buckets.ready(position)
+            return
+        key = id(buckets), buckets.bucket_of(position)
+        if source is not None:
+            self._packed.setdefault(key, []).append(index)
+        if buckets.ready(position, self._stream_of(buckets), source, 1 / self._predivisor):
+            for packed in self._packed.pop(key, []):
+                self._store.set(packed, self.views[packed])
 
     def end(self, step: int, has_sparse: bool) -> Round:
         """Flush what is not ready (as zeros), wait, and begin the next round. Collective.
@@ -113,11 +160,19 @@ class Rounds(Generic[A]):
             self._note[:] = 0
             self._note[step % _RESIDUES] = 1
             self._note[_RESIDUES] = has_sparse
-            self._buckets.ready(0)
-        produced = self._buckets.wait()
+            self._all[0].ready(0)
+        for buckets in self._all[len(self._produced) :]:  # those that a StallError has left
+            self._produced.append(buckets.wait(stream=self._stream_of(buckets)))
+        produced = dict(zip(map(id, self._all), self._produced, strict=True))
+        self._produced = []
         self._is_noted = False
         self.ready.clear()
-        averaged = {index for index, position in self._positions.items() if produced[position]}
+        self._packed.clear()
+        averaged = {
+            index
+            for index, (buckets, position) in self._places.items()
+            if produced[id(buckets)][position]
+        }
         if self._predivisor != 1.0:
             for index in averaged:
                 self._store.scale(self.views[index], self._predivisor)
@@ -126,6 +181,9 @@ class Rounds(Generic[A]):
             int(np.count_nonzero(self._note[:_RESIDUES])) == 1,
             bool(self._note[_RESIDUES] != 0),
         )
+
+    def _stream_of(self, buckets: ringdl.Buckets) -> int:
+        return 0 if buckets.device is None else self._store.stream(buckets.device)
 
 
 def raise_out_of_step(step: int, communicator: ringdl.Communicator, name: str) -> None:

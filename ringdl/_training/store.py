@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import ringdl
+from ringdl._engine import DeviceArray
 
 A = TypeVar("A")
 """A framework's arrays."""
@@ -49,6 +50,18 @@ class Store(ABC, Generic[A]):
     @abstractmethod
     def scale(self, view: A, factor: float) -> None:
         """Multiply the elements of a view."""
+
+    def device(self, index: int) -> int | None:
+        """The number of the CUDA device on which a gradient lies; None for the CPU's memory."""
+        return None
+
+    def stream(self, device: int) -> int:
+        """The handle of the stream of a device in which this thread computes now."""
+        return 0
+
+    def source(self, gradient: A, view: A) -> DeviceArray | None:
+        """A gradient on a device as the engine takes it, if it can copy it into the view itself."""
+        return None
 
     def result(self, view: A) -> A:
         """What the optimizer takes for an average: its view, or what is made of it."""

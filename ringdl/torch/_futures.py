@@ -18,7 +18,7 @@ import ringdl
 from ringdl import _engine
 from ringdl._training.basics import mpi_threads_supported
 from ringdl._work import GroupedWork, Work
-from ringdl.torch._flat import Finish
+from ringdl.torch._flat import Finish, nothing
 from ringdl.torch._handles import Handle
 
 Future = torch.futures.Future[list[torch.Tensor]]
@@ -83,6 +83,20 @@ class Recording:
         self._is_over.wait()
 
 
+def _settled(finish: Finish, results: Sequence[torch.Tensor]) -> Finish:
+    """`finish`, and the end of what it copies on devices: results are there for every stream."""
+    devices = {tensor.device for tensor in results if tensor.is_cuda}
+    if finish is nothing or not devices:
+        return finish
+
+    def settle() -> None:
+        finish()
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+
+    return settle
+
+
 class DistributedWork(c10d.Work):
     """Collectives that are waited for as one.
 
@@ -99,7 +113,7 @@ class DistributedWork(c10d.Work):
         results: Sequence[torch.Tensor],
     ) -> None:
         super().__init__()
-        self.handle = Handle(works, finish)
+        self.handle = Handle(works, _settled(finish, results))
         self._results = list(results)
         self._future: Future | None = None
         self._is_awaited = False

@@ -34,7 +34,8 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import ringdl
-from ringdl import _timeline
+from ringdl import _arrays, _timeline
+from ringdl._engine import DeviceArray
 from ringdl._training import Gradients, SparseStore, Spec
 from ringdl.torch._backward import is_nested, outermost
 from ringdl.torch._compiled import uncompiled
@@ -50,13 +51,14 @@ class ParameterGradients(SparseStore[torch.Tensor]):
     """The ``.grad`` of an optimizer's parameters.
 
     Args:
-        named_parameters: CPU parameters that require gradients, in the same order on every rank.
+        named_parameters: parameters that require gradients, in the memory of the CPU or of CUDA
+            devices, in the same order on every rank.
         sparse_as_dense: put sparse gradients into the buckets, too.
         makes_sparse: what is averaged as dense becomes sparse in the end, for an optimizer that
             takes nothing else.
 
     Raises:
-        UsageError: if a parameter is not on the CPU or not floating point.
+        UsageError: if a parameter is on another device or not floating point.
     """
 
     how_to_wrap = "optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())"
@@ -74,6 +76,13 @@ class ParameterGradients(SparseStore[torch.Tensor]):
         self._sparse_as_dense = sparse_as_dense
         self._makes_sparse = makes_sparse
 
+    def device(self, index: int) -> int | None:
+        device = self.parameters[index].device
+        return device.index if device.type == "cuda" else None
+
+    def stream(self, device: int) -> int:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
     def get(self, index: int) -> torch.Tensor | None:
         return self.parameters[index].grad
 
@@ -89,6 +98,19 @@ class ParameterGradients(SparseStore[torch.Tensor]):
 
     def scale(self, view: torch.Tensor, factor: float) -> None:
         view.mul_(factor)
+
+    def source(self, gradient: torch.Tensor, view: torch.Tensor) -> DeviceArray | None:
+        is_packed = (
+            gradient.layout == torch.strided
+            and gradient.dtype == view.dtype
+            and not gradient.is_complex()
+            and gradient.stride() == view.stride()
+            and gradient.device == view.device
+        )
+        if not is_packed:
+            return None
+        source = _arrays.operand(gradient, written=False).handed
+        return source if isinstance(source, DeviceArray) else None
 
     def result(self, view: torch.Tensor) -> torch.Tensor:
         return view.to_sparse(1) if self._makes_sparse and not view.is_sparse else view
@@ -207,11 +229,11 @@ def _remove_all(handles: list[torch.utils.hooks.RemovableHandle]) -> None:
 
 def _refuse_unfit(name: str, parameter: torch.Tensor) -> None:
     is_averaged = parameter.is_floating_point() or parameter.dtype in _COMPLEX
-    if parameter.device.type != "cpu" or not is_averaged:
+    if parameter.device.type not in ("cpu", "cuda") or not is_averaged:
         raise ringdl.UsageError(
             f"the parameter {name!r} is {parameter.dtype} on {parameter.device}; "
-            "ringdl.torch averages floating-point gradients on the CPU, complex64 and complex128 "
-            "among them"
+            "ringdl.torch averages floating-point gradients on the CPU and on CUDA devices, "
+            "complex64 and complex128 among them"
         )
 
 

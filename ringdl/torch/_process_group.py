@@ -29,11 +29,14 @@ from ringdl.torch._futures import DistributedWork
 from ringdl.torch._reduce_op import reduction_of, scale
 from ringdl.torch._sparse import _sum_rows
 
+DEVICES = ["cpu", "cuda"]
+
 
 class ProcessGroup(dist.ProcessGroup):
     """What ``torch.distributed`` calls: one method per collective, each of which returns a work.
 
-    CPU tensors of any strides; those that are not contiguous are copied, and results written back.
+    Tensors of any strides on the CPU or a CUDA device; those that are not contiguous are copied,
+    and results written back. On a device `wait` returns when results are there for every stream.
     What is not reduced may have any dtype; reductions take those of `ringdl.Communicator.allreduce`
     and complex sums. Works may be waited for by any thread if MPI offers MPI_THREAD_MULTIPLE.
 
@@ -395,13 +398,14 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(device) for device in DEVICES]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """This one, for the one device that there is."""
-        if torch.device(device).type != "cpu":
+        """This one, for all devices that it knows."""
+        if torch.device(device).type not in DEVICES:
             raise ringdl.UsageError(
-                f"the backend ringdl is for tensors on the CPU, not on {device}; move them there"
+                "the backend ringdl is for tensors on the CPU and on CUDA devices, not on "
+                f"{device}; move them there"
             )
         return self
 

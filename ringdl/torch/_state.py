@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ def broadcast_parameters(
         name, tensor = value if isinstance(value, tuple) else (str(key), value)
         if not isinstance(tensor, torch.Tensor):
             continue
-        if tensor.device.type != "cpu":
-            unfit = f"{name!r} is on {tensor.device}; move the model to the CPU"
+        if tensor.device.type not in ("cpu", "cuda"):
+            unfit = f"{name!r} is on {tensor.device}; move the model to the CPU or a CUDA device"
         if name in named and tensor.data_ptr() != named[name].data_ptr():
             unfit = f"two tensors are called {name!r}; call it once for each model"
         if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
@@ -153,15 +154,15 @@ def replicas_of(
 
 
 class TensorReplica:
-    """A tensor in the CPU's memory, of any dtype and strides, whose elements lie apart."""
+    """A tensor of any dtype and strides, whose elements lie apart."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor.detach()
         self.nbytes = tensor.numel() * tensor.element_size()
 
     def read(self) -> replicas.Bytes:
-        """The elements in row-major order; the same memory if it is contiguous."""
-        return self._tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        """The elements in row-major order; the same memory if it is contiguous, on the CPU."""
+        return self._tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
 
     def write(self, elements: replicas.Bytes) -> None:
         """Nothing, if these are the tensor's own memory."""
@@ -177,6 +178,7 @@ class _Form:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    device: str  # its type
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,10 @@ def _describe(tensor: torch.Tensor, sent: list[torch.Tensor]) -> _Form | _Sparse
         )
     sent.append(tensor)
     return _Form(
-        tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype
+        tuple(tensor.shape),
+        torch.empty_like(tensor, device="meta").stride(),
+        tensor.dtype,
+        tensor.device.type,
     )
 
 
@@ -218,7 +223,8 @@ def _make(form: _Form | _Sparse, received: list[torch.Tensor]) -> torch.Tensor |
         return replace(
             form, indices=_make(form.indices, received), values=_make(form.values, received)
         )
-    received.append(torch.empty_strided(form.shape, form.strides, dtype=form.dtype))
+    device = form.device if torch.cuda.is_available() else "cpu"
+    received.append(torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=device))
     return received[-1]
 
 
@@ -234,8 +240,16 @@ def _map(tree: Any, kind: type | tuple[type, ...], function: Callable[[Any], Any
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None:
-    """Install what the root has: it has not loaded, so its tensors are not cast."""
+    """Install what the root has: it has not loaded, so its tensors are not cast.
+
+    Those that lie on a device lie on the parameter's.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         if index in state:
-            optimizer.state[parameter] = state[index]
+            to_device = partial(_on_device, device=parameter.device)
+            optimizer.state[parameter] = _map(state[index], torch.Tensor, to_device)
+
+
+def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor if tensor.is_cpu else tensor.to(device)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import ringdl
 from ringdl import _children
 from ringdl.torch._gloo import warn_of_gloo
-from ringdl.torch._process_group import ProcessGroup
+from ringdl.torch._process_group import DEVICES, ProcessGroup
 from ringdl.torch._reducer import Reducer
 
 __all__ = ["ProcessGroup"]
@@ -141,7 +141,7 @@ if multiprocessing.current_process().name == "MainProcess":
     _set_environment()
 else:  # a child that imports the script
     _leave_parents_store()
-dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=["cpu"])
+dist.Backend.register_backend("ringdl", _make_group, extended_api=True, devices=DEVICES)
 # torch 2.15 attaches a flight recorder to groups that have none of their own, and asks C++'s half
 # of the group for a backend, which a group that is written in Python does not have.
 _recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())

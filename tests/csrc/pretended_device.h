@@ -29,6 +29,9 @@ class PretendedDevice final : public Executor {
   Ticket copy(std::byte* into, const std::byte* from, size_t bytes, bool) override {
     return ask([=] { cpu_executor().copy(into, from, bytes); });
   }
+  Ticket zero(std::byte* into, size_t bytes) override {
+    return ask([=] { cpu_executor().zero(into, bytes); });
+  }
   Ticket combine(const Reducer& reducer, std::byte* into, const std::byte* from,
                  size_t bytes) override {
     return ask([=] { reducer.combine(into, from, bytes); });

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -44,27 +46,40 @@ inline std::vector<std::shared_ptr<SegmentWindow>> connected_windows(int size, s
   return connected_windows(std::vector<int>(static_cast<size_t>(size), 0), bytes);
 }
 
-/// Collective: makes buckets, and announces their places to all ranks if they share memory.
+/// Collective: by rank, what each passes: as many numbers on all.
+inline BucketMemory::ByMember exchange(Driver& driver, std::vector<int64_t> own) {
+  BucketMemory::ByMember all;
+  Call call;
+  call.kind = Kind::kAllgather;
+  call.dtype = DType::kInt64;
+  call.shape = {1, static_cast<int64_t>(own.size())};
+  const auto work = driver.submit(call, own.data());
+  driver.wait(work, std::numeric_limits<int64_t>::max() / 2);
+  const auto* row = reinterpret_cast<const int64_t*>(work->collective->gathered()->data.data());
+  for (int rank = 0; rank < driver.size(); ++rank, row += own.size()) {
+    all.emplace_back(row, row + own.size());
+  }
+  return all;
+}
+
+/// Collective: makes buckets, and announces to all ranks where they are.
 inline std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Driver>& driver,
                                                      const std::vector<GradientSpec>& specs,
                                                      BucketPlan plan, int64_t first_number = 0,
-                                                     Reduction reduction = Reduction::kSum) {
+                                                     Reduction reduction = Reduction::kSum,
+                                                     Memory where = {}) {
   const SharedGroup& group = driver->group_of_all_ranks();
-  auto memory = std::make_unique<BucketMemory>(*driver, plan, group);
-  std::vector<int64_t> own = memory->places();
-  BucketMemory::Places places;
-  if (!own.empty()) {
-    Call call;
-    call.kind = Kind::kAllgather;
-    call.dtype = DType::kInt64;
-    call.shape = {1, static_cast<int64_t>(own.size())};
-    const auto work = driver->submit(call, own.data());
-    driver->wait(work, std::numeric_limits<int64_t>::max() / 2);
-    const auto* all = reinterpret_cast<const int64_t*>(work->collective->gathered()->data.data());
-    for (int rank = 0; rank < driver->size(); ++rank, all += own.size()) {
-      places.emplace_back(all, all + own.size());
-    }
+  auto memory = std::make_unique<BucketMemory>(*driver, plan, group, where);
+  bool on_device = false;
+  if (const auto own = memory->place_on_device(); !own.empty()) {
+    const bool is_reached = memory->reach(exchange(*driver, own));
+    const auto reached = exchange(*driver, {is_reached ? 1 : 0});
+    on_device = std::ranges::all_of(reached, [](const auto& its) { return its[0] == 1; });
+    CHECK(on_device);
   }
+  memory->settle(on_device);
+  BucketMemory::ByMember places;
+  if (!memory->places().empty()) places = exchange(*driver, memory->places());
   return std::make_unique<GradientBuckets>(driver, specs, std::move(plan), std::move(memory),
                                            places, reduction, first_number, group);
 }
@@ -77,6 +92,60 @@ inline bool is_set(const char* variable, const char* value) {
   return wanted != nullptr && std::string(wanted) == value;
 }
 
+/// Where arrays are said to lie: on a device where RINGDL_TEST_MEMORY=device, which is a pretended
+/// one.
+inline Memory memory_of_tests() {
+  return is_set("RINGDL_TEST_MEMORY", "device") ? Memory{MemoryKind::kDevice, 0} : Memory{};
+}
+
+/// One device for each rank, in ordinary memory.
+class PretendedDevices final : public DeviceExecutors {
+ public:
+  explicit PretendedDevices(uint64_t seed) : first_(seed), second_(seed + 1000) {}
+  Executor& of(int) override { return first_; }
+  Executor& second_of(int) override { return second_; }
+  std::unique_ptr<Mark> mark(int, void*) override {
+    struct Later final : Mark {
+      bool is_passed() override { return asked++ > 1; }
+      int asked = 0;
+    };
+    return std::make_unique<Later>();
+  }
+  void synchronize() override {}
+  std::shared_ptr<std::byte> allocate(int, size_t bytes) override {
+    const auto memory = ringdl::allocate(bytes);
+    std::memset(memory.get(), 0, bytes);
+    allocated_.push_back({memory.get(), bytes});
+    return memory;
+  }
+  std::shared_ptr<std::byte> pinned(int, size_t bytes, const Allocate& allocate) override {
+    return allocate(bytes);
+  }
+  std::shared_ptr<std::byte> stage(int, size_t bytes, const Allocate& allocate) override {
+    return allocate(bytes);
+  }
+  std::shared_ptr<std::byte> device_stage(int device, size_t bytes) override {
+    return allocate(device, bytes);
+  }
+  DevicePlace place_of(int, const std::byte* data, size_t bytes) override {
+    const bool is_inside = std::ranges::any_of(allocated_, [&](const auto& memory) {
+      return data >= memory.data() && data + bytes <= memory.data() + memory.size();
+    });
+    DevicePlace place;
+    if (is_inside) place.words[0] = reinterpret_cast<int64_t>(data);
+    return place;
+  }
+  std::byte* reached(int, const DevicePlace& place) override {
+    return reinterpret_cast<std::byte*>(place.words[0]);
+  }
+  void keep(std::shared_ptr<std::byte>) override {}
+  void let_go() override {}
+
+ private:
+  PretendedDevice first_, second_;
+  std::vector<std::span<const std::byte>> allocated_;
+};
+
 /// Messages through memory, or through sockets where RINGDL_TEST_TRANSPORT=tcp, whatever the
 /// options.
 inline std::vector<std::unique_ptr<Transport>> make_transports(int size, LoopbackOptions options) {
@@ -87,8 +156,13 @@ inline std::vector<std::unique_ptr<Transport>> make_transports(int size, Loopbac
 /// RINGDL_TEST_EXECUTOR=device, all that they copy and reduce happens later.
 /// An exception on one rank is a failed check.
 /// @param wrap  if given, puts something between each rank's engine and its transport
-inline void run_drivers(int size, EngineOptions options, LoopbackOptions loopback,
-                        const DriverBody& body, const TransportWrap& wrap = {}) {
+/// @param make_devices  the devices of a rank, by default pretended ones
+inline void run_drivers(
+    int size, EngineOptions options, LoopbackOptions loopback, const DriverBody& body,
+    const TransportWrap& wrap = {},
+    const std::function<std::shared_ptr<DeviceExecutors>(int rank)>& make_devices = [](int rank) {
+      return std::make_shared<PretendedDevices>(static_cast<uint64_t>(rank));
+    }) {
   auto transports = make_transports(size, loopback);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -98,6 +172,8 @@ inline void run_drivers(int size, EngineOptions options, LoopbackOptions loopbac
       PretendedDevice device(static_cast<uint64_t>(rank));
       EngineOptions own = options;
       if (is_set("RINGDL_TEST_EXECUTOR", "device")) own.executor = &device;
+      own.devices = make_devices(rank);
+      own.slab_bytes = 8 << 10;  // so that arrays of tests have several
       const std::shared_ptr<Driver> driver = make_driver(std::move(transport), own);
       const auto attempt = [&](const std::function<void()>& act) {
         try {

@@ -3,6 +3,8 @@
 A check that fails on one rank must not hang the others: whoever then waits for that rank gets a
 StallError after 20 s. After each check the ranks gather what went wrong, past ringdl, and go on
 with a new communicator.
+
+With RINGDL_TEST_DEVICE=cuda, torch makes tensors on that device unless it is told otherwise.
 """
 
 from __future__ import annotations
@@ -80,6 +82,17 @@ def main() -> int:
         "-k", dest="pattern", default="", help="only checks with this in their name"
     )
     chosen = parser.parse_args()
+    if device := os.environ.get("RINGDL_TEST_DEVICE"):
+        import torch
+
+        torch.set_default_device(device)
+        plain = torch.Generator
+
+        class Generator(plain):  # type: ignore[valid-type, misc]
+            def __new__(cls, device: str = device) -> torch.Generator:
+                return plain.__new__(cls, device=device)
+
+        torch.Generator = Generator  # type: ignore[misc]
     rank, size = world.rank, world.size
     here = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     names = chosen.modules or sorted(name for name in here if not name.startswith("_"))

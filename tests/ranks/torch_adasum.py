@@ -42,8 +42,8 @@ def check_steps() -> None:
                 schedulers[rank].step()
             for index, old in enumerate(before):
                 each = [[*replica.parameters()][index] for replica in replicas]
-                changes = [(new.detach() - old).numpy().ravel() for new in each]
-                combined = old + torch.from_numpy(adasum(changes)).reshape(old.shape)
+                changes = [(new.detach() - old).cpu().numpy().ravel() for new in each]
+                combined = old + torch.from_numpy(adasum(changes)).reshape(old.shape).to(old.device)
                 with torch.no_grad():
                     for new in each:
                         new.copy_(combined)

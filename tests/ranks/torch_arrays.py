@@ -62,7 +62,7 @@ def check_tensors_in_place(comm: Communicator) -> None:
     comm.broadcast_(images, 0)
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, expected)
-    assert_same_bits(comm, images.numpy())
+    assert_same_bits(comm, images.cpu().numpy())
     scalar = torch.tensor(float(rank))
     comm.allreduce_(scalar, ringdl.Sum)
     assert scalar.item() == size * (size - 1) / 2

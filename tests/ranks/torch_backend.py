@@ -267,8 +267,9 @@ def check_futures(comm: Communicator) -> None:
 def check_what_libraries_ask(comm: Communicator) -> None:
     start(comm)
     world = dist.group.WORLD
-    assert [device.type for device in world._device_types] == ["cpu"]
-    assert world._get_backend(torch.device("cpu")) is world
+    assert [device.type for device in world._device_types] == ["cpu", "cuda"]
+    for device in ("cpu", "cuda:0"):
+        assert world._get_backend(torch.device(device)) is world
     with expect(ringdl.UsageError, "for tensors on the CPU"):
         world._get_backend(torch.device("meta"))
     x = torch.ones(5)

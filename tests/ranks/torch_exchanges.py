@@ -96,7 +96,7 @@ def check_grouped(comm: Communicator) -> None:
     results = comm.grouped_allreduce_(xs, ringdl.Sum, "in place")
     assert all(x is result for x, result in zip(xs, results, strict=True))
     assert all((x == total).all() for x in xs)
-    assert_same_bits(comm, parameter.detach().numpy())
+    assert_same_bits(comm, parameter.detach().cpu().numpy())
     for algorithm in ("ring", "doubling"):
         result = comm.allreduce(torch.full((9,), rank), ringdl.Sum, algorithm=algorithm)
         assert result.tolist() == [total] * 9

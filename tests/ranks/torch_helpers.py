@@ -103,5 +103,7 @@ def bits(tensors: Iterable[torch.Tensor]) -> bytes:
     """A digest of the tensors' bits."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+        )
     return digest.digest()

@@ -90,6 +90,10 @@ def test_the_plan_with_many() -> None:
         (["allreduce", "-n", "0"], "-n 0: at least 1"),
         (["allreduce", "-c", "-1"], "-c -1: at least 0"),
         (["allreduce", "--peers", "mpi,ncl"], "--peers: there is no 'ncl'; take some of mpi, gloo"),
+        (
+            ["allreduce", "--peers", "nccl"],
+            "nccl: it reduces no arrays in the memory of --device c",
+        ),
         (["allreduce", "--algorithm", "tree"], "--algorithm: there is no 'tree'"),
         (["broadcast", "--algorithm", "ring"], "only allreduce has several, not broadcast"),
         (["broadcast", "-r", "2"], "-r 2 is not a rank; ranks are 0 to 1"),
@@ -414,7 +418,7 @@ def test_the_plot_has_a_line_for_each(tmp_path: Path) -> None:
     assert list(lines) == ["ringdl out of place", "ringdl in place", "mpi"]
     assert [point[0] for point in lines["mpi"]] == [4096, 8192]
     machine = _machine.Machine(
-        2, 1, "a CPU", "avx2", 2, 1, False, 0.1, {}, "6.1", None, "0", "2", "3"
+        2, 1, "a CPU", "avx2", 2, 1, False, 0.1, {}, "", "6.1", None, "0", "2", "3"
     )
     _plot.draw(str(tmp_path / "x.png"), rows, machine)
     assert (tmp_path / "x.png").stat().st_size > 10_000

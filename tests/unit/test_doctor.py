@@ -165,6 +165,21 @@ def test_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         assert verdict in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("devices", "hosts", "verdict", "text"),
+    [
+        ([0, 1], [0, 0], "ok", "rank 0 has device 0, rank 1 has device 1; no MPI"),
+        ([0, 0, 0], [0, 0, 1], "note", "ranks 0-1 share device 0, rank 2 has device 0; no MPI"),
+        ([0, None], [0, 1], "ok", "rank 0 has device 0, rank 1 has no device; no MPI"),
+    ],
+)
+def test_devices_of_ranks(
+    devices: list[int | None], hosts: list[int], verdict: str, text: str
+) -> None:
+    check = _doctor_ranks.check_devices(devices, hosts, "no MPI")
+    assert (check.verdict, check.text) == (verdict, text)
+
+
 def test_examine_never_loads_mpi() -> None:
     import sys
 
@@ -173,7 +188,7 @@ def test_examine_never_loads_mpi() -> None:
     assert ("mpi4py.MPI" in sys.modules) == loaded
     texts = {check.name: check.text for check in checks}
     assert {"Python", "ringdl", "cores", "MPI", "PyTorch", "CUDA"} <= set(texts)
-    assert "refused" in texts["CUDA"]
+    assert "arrays" in texts["CUDA"]
 
 
 def test_the_backend_is_tried_with_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:

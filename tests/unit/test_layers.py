@@ -16,7 +16,8 @@ CSRC = {
     "bucket": {"base"},
     "collective": {"base", "reduce", "transport"},
     "engine": {"base", "reduce", "transport", "bucket", "collective"},
-    "binding": {"base", "reduce", "transport", "bucket", "collective", "engine"},
+    "cuda": {"base", "reduce"},
+    "binding": {"base", "reduce", "transport", "bucket", "collective", "engine", "cuda"},
 }
 
 # What each group of collective/ may include, besides itself and what lies in collective/ itself.
@@ -25,6 +26,7 @@ COLLECTIVES = {
     "shared": {"messages"},
     "two_level": {"messages", "shared"},
     "planner": {"messages", "shared", "two_level"},
+    "device": {"messages", "shared"},
 }
 
 
@@ -81,12 +83,14 @@ PYTHON = {
     "_frameworks": {"core"},
     "_training": {"core"},
     "torch": {"core", "_training"},
+    "cupy": {"core"},
     "bench": {"core", "torch"},  # for what is compared
     "cli": {"core", "bench"},
 }
 FRAMEWORKS = {"torch", "jax", "tensorflow", "keras", "cupy"}
 # Which framework a part or a module imports; no other does any.
 OWN_FRAMEWORK = {"torch": {"torch"}, "_frameworks.torch": {"torch"}, "bench": {"torch"}}
+OWN_FRAMEWORK |= {"cupy": {"cupy"}, "_frameworks.cupy": {"cupy"}}
 OWN_FRAMEWORK["_rendezvous"] = {"torch"}  # for torchrun's ranks alone
 
 
@@ -181,4 +185,4 @@ def test_only_adapters_import_frameworks() -> None:
         imported = {name.partition(".")[0] for name in imported_by(path)}
         assert imported & FRAMEWORKS <= own, module
         if "mpi4py" in imported:
-            assert module in {"_mpi", "_mpirun"} or part_of(module) in {"bench"}, module
+            assert module in {"_mpi", "_mpirun", "_cuda_mpi"} or part_of(module) == "bench", module

@@ -8,18 +8,14 @@
 namespace ringdl {
 namespace {
 
-// Large enough that claiming one costs nothing beside reducing it, small enough that the last one
-// is not waited for long.
-constexpr size_t kLargestPiece = 128 << 10;
-constexpr size_t kSmallestPiece = 16 << 10;
 constexpr size_t kPiecesPerRank = 4;
 
 // So many at most in one step: about half a millisecond, in which the driver's lock is held.
 constexpr int kPiecesPerStep = 8;
 
-size_t piece_bytes_of(size_t bytes, size_t size) {
+size_t piece_bytes_of(Executor::Grain grain, size_t bytes, size_t size) {
   const size_t even = bytes / (kPiecesPerRank * size) / 4096 * 4096;
-  return std::clamp(even, kSmallestPiece, kLargestPiece);
+  return std::clamp(even, grain.least_piece, grain.most_piece);
 }
 
 }  // namespace
@@ -32,9 +28,11 @@ DirectAllreduce::DirectAllreduce(Executor& executor, SharedArrays shared, uint64
       bytes_(bytes),
       reduce_many_(reduce_many),
       rank_(rank),
-      piece_bytes_(piece_bytes_of(bytes, shared_.arrays.size())),
+      piece_bytes_(piece_bytes_of(executor.grain(), bytes, shared_.arrays.size())),
       pieces_((bytes + piece_bytes_ - 1) / piece_bytes_),
       reductions_(executor) {}
+
+DirectAllreduce::~DirectAllreduce() { reductions_.await(); }
 
 // A rank has arrived in this instance if its counter says instance + 1. Pieces are only touched
 // once all have: until then an array is its owner's. Whoever has reduced a piece adds one to
@@ -49,7 +47,9 @@ bool DirectAllreduce::step_in_memory() {
   uint64_t piece = 0;
   notify_reduced();
   for (int i = 0; i < kPiecesPerStep; ++i) {
-    if (reductions_.asked() - reduced_ == kPiecesPerStep || !claim_any(piece)) break;
+    const int64_t under_way = reductions_.asked() - reduced_;
+    if (under_way == kPiecesPerStep) break;
+    if (!claim(rank_, piece) && (under_way > 0 || !claim_others(piece))) break;
     reductions_.add(reduce(piece));
     notify_reduced();
   }
@@ -64,8 +64,8 @@ bool DirectAllreduce::all_ready() {
   return ready_ == size();
 }
 
-bool DirectAllreduce::claim_any(uint64_t& piece) {
-  for (int i = 0; i < size(); ++i) {
+bool DirectAllreduce::claim_others(uint64_t& piece) {
+  for (int i = 1; i < size(); ++i) {
     if (claim((rank_ + i) % size(), piece)) return true;
   }
   return false;

@@ -10,13 +10,16 @@ namespace ringdl {
 
 /// Allreduce of arrays that all ranks can read and write, in one pass: pieces are read from all of
 /// them, reduced in rank order, and written to all. That is one array read and one written per
-/// rank, which is as little as can be. Each rank takes the pieces of its own part, then whatever
-/// nobody has taken, so that nobody waits for a rank that the system has put to sleep.
+/// rank, which is as little as can be. Each rank takes the pieces of its own part, then, with these
+/// done, whatever nobody has taken, so that nobody waits for a rank that the system has put to
+/// sleep.
 class DirectAllreduce final : public InMemory {
  public:
   /// @param instance  how often these counters were used before, by all ranks
   DirectAllreduce(Executor& executor, SharedArrays shared, uint64_t instance, size_t bytes,
                   ReduceMany reduce_many, int rank);
+  /// Waits for what was asked of the executor, which writes to arrays of others.
+  ~DirectAllreduce() override;
 
   bool step_in_memory() override;
   int64_t pieces() const override { return reduced_; }
@@ -29,7 +32,7 @@ class DirectAllreduce final : public InMemory {
   }
   bool all_ready();
   bool claim(int rank, uint64_t& piece);
-  bool claim_any(uint64_t& piece);
+  bool claim_others(uint64_t& piece);
   Executor::Ticket reduce(uint64_t piece);
   void notify_reduced();
 

@@ -8,12 +8,6 @@
 namespace ringdl {
 namespace {
 
-// From 512 KiB on an array has two blocks at least: one goes in while the other is reduced. Larger
-// ones mean fewer waits for one another, and longer chunks. A smaller array is one block, which all
-// ranks share evenly.
-constexpr size_t kSmallestBlock = 256 << 10;
-constexpr size_t kLargestBlock = 1 << 20;
-constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kLineBytes = 64;
 
 // From here on arrays and stages are written past the caches if the trial says so.
@@ -22,20 +16,23 @@ constexpr size_t kStreamedBytes = 1 << 20;
 // So many at most in one step(): about half a millisecond, in which the driver's lock is held.
 constexpr int kStepsAtOnce = 6;
 
-size_t chunk_bytes_of(size_t bytes, int size) {
+// From two of the least blocks on an array has two at least: one goes in while the other is
+// reduced. Larger ones mean fewer waits for one another, and longer chunks. A smaller array is one
+// block, which all ranks share evenly.
+size_t chunk_bytes_of(Executor::Grain grain, size_t bytes, int size) {
   const auto ranks = static_cast<size_t>(size);
-  const size_t block = std::clamp(std::bit_floor(bytes / 2), kSmallestBlock, kLargestBlock);
+  const size_t block = std::clamp(std::bit_floor(bytes / 2), grain.least_block, grain.most_block);
   if (bytes <= block) {
     const size_t lines = (bytes + ranks * kLineBytes - 1) / (ranks * kLineBytes);
     return std::max<size_t>(lines, 1) * kLineBytes;
   }
-  return std::max(kSmallestChunk, block / ranks / kLineBytes * kLineBytes);
+  return std::max(grain.least_piece, block / ranks / kLineBytes * kLineBytes);
 }
 
 }  // namespace
 
-size_t StagedAllreduce::stage_bytes(size_t bytes, int size) {
-  return 2 * chunk_bytes_of(bytes, size) * static_cast<size_t>(size);
+size_t StagedAllreduce::stage_bytes(Executor::Grain grain, size_t bytes, int size) {
+  return 2 * chunk_bytes_of(grain, bytes, size) * static_cast<size_t>(size);
 }
 
 StagedAllreduce::StagedAllreduce(Executor& executor, std::vector<std::byte*> stages,
@@ -48,10 +45,10 @@ StagedAllreduce::StagedAllreduce(Executor& executor, std::vector<std::byte*> sta
       bytes_(bytes),
       reduce_many_(reduce_many),
       rank_(rank),
-      chunk_bytes_(chunk_bytes_of(bytes, size())),
+      chunk_bytes_(chunk_bytes_of(executor.grain(), bytes, size())),
       block_bytes_(chunk_bytes_ * static_cast<size_t>(size())),
       blocks_((bytes + block_bytes_ - 1) / block_bytes_),
-      streams_(bytes >= kStreamedBytes),
+      streams_(executor.is_immediate() && bytes >= kStreamedBytes),
       trial_(trial),
       first_block_(streams_ ? trial.begin(blocks_) : 0) {}
 

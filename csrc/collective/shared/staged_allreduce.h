@@ -20,8 +20,9 @@ namespace ringdl {
 class StagedAllreduce final : public InMemory {
  public:
   /// Bytes of each rank's stage.
+  /// @param grain  the executor's
   /// @param bytes  of the array
-  static size_t stage_bytes(size_t bytes, int size);
+  static size_t stage_bytes(Executor::Grain grain, size_t bytes, int size);
 
   /// @param stages  by rank, as this process sees them
   /// @param counters  not used before
@@ -29,6 +30,8 @@ class StagedAllreduce final : public InMemory {
   StagedAllreduce(Executor& executor, std::vector<std::byte*> stages, SharedCounters counters,
                   std::byte* data, size_t bytes, ReduceMany reduce_many, int rank,
                   StoreTrial& trial);
+  /// Waits for what was asked of the executor, which writes to stages of others.
+  ~StagedAllreduce() override { await(executor_, asked_); }
 
   bool step_in_memory() override;
   int64_t pieces() const override { return static_cast<int64_t>(next_); }

@@ -33,10 +33,16 @@ Allgather::Allgather(Executor& executor, const std::byte* block, size_t bytes,
       after_lengths_(all_ranks(order_.size()), rank) {
   const auto length = static_cast<int64_t>(bytes);
   std::memcpy(entry_.data(), &length, sizeof(length));
-  copied_ = executor.copy(entry_.data() + sizeof(length), block, std::min(bytes, kHeadBytes));
 }
 
 bool Allgather::collect_entries(Channel& channel) {
+  if (!has_head_) {
+    int64_t length = 0;
+    std::memcpy(&length, entry_.data(), sizeof(length));
+    copied_ = executor_.copy(entry_.data() + sizeof(length), block_,
+                             std::min(static_cast<size_t>(length), kHeadBytes));
+    has_head_ = true;
+  }
   if (!entries_) {
     if (!executor_.is_done(copied_)) return false;
     entries_.emplace(cpu_executor(), std::vector<size_t>(order_.size(), sizeof(Entry)), rank_,

@@ -57,10 +57,11 @@ class Allgather final : public Collective {
   std::optional<Levels> levels_;
   Entry entry_{};
   std::optional<Bruck> entries_;  // once this rank's entry is complete
+  bool has_head_ = false;         // entry_ is complete, once the copy is
   bool has_begun_ = false;
   Gathered result_;
-  std::vector<Span> spans_;  // of the result, by rank
-  Executor::Ticket copied_;  // the last copy
+  std::vector<Span> spans_;                    // of the result, by rank
+  Executor::Ticket copied_ = Executor::kDone;  // the last copy
   SubChannel after_lengths_;
   bool follow_ = false;                 // the blocks do not arrive with the lengths
   std::unique_ptr<Collective> blocks_;  // once they are under way

@@ -77,9 +77,9 @@ void HostAllreduce::find_places() {
   }
   Place& own = places_[static_cast<size_t>(rank_)];
   own.array = place_of(data_, bytes_);
-  stage_ = window_->allocate_stage(layout_->hosts.size() == 1
-                                       ? StagedAllreduce::stage_bytes(bytes_, size())
-                                       : HierarchicalAllreduce::stage_bytes(layout_->lanes()));
+  stage_ = window_->allocate_stage(
+      layout_->hosts.size() == 1 ? StagedAllreduce::stage_bytes(executor_.grain(), bytes_, size())
+                                 : HierarchicalAllreduce::stage_bytes(layout_->lanes()));
   own.stage = place_of(stage_.get(), 1);
   if (rank_ != 0) return;
   counters_ = window_->allocate_stage(bytes);

@@ -145,6 +145,7 @@ Pending begin(Driver& driver, Memory& memory, Call call, int64_t count, const It
     put_as(call.dtype, contribution(i), pending.array.get() + static_cast<size_t>(i) * width);
   }
   call.shape = {count};
+  call.memory = check::memory_of_tests();
   pending.work = driver.submit(call, pending.array.get());
   return pending;
 }

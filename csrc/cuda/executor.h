@@ -1,0 +1,60 @@
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "cuda/device.h"
+#include "reduce/executor.h"
+
+namespace ringdl::cuda {
+
+/// Copies and reduces on a device, in a stream of its own. Arrays may lie on this device, on others
+/// that it can reach, or in pinned memory.
+///
+/// Tickets are the operations' numbers. An event is recorded when one is asked for that no event
+/// covers yet; so operations that nobody asks for cost none.
+class DeviceExecutor final : public Executor {
+ public:
+  explicit DeviceExecutor(Device& device);
+  ~DeviceExecutor() override;
+
+  /// A launch takes some microseconds, in which a device moves megabytes.
+  Grain grain() const override { return {256 << 10, 16 << 20, 1 << 20, 8 << 20}; }
+  size_t most_arrays() const override;
+
+  Ticket last() const override { return last_; }
+  Ticket copy(std::byte* into, const std::byte* from, size_t bytes, bool streams) override;
+  Ticket zero(std::byte* into, size_t bytes) override;
+  Ticket combine(const Reducer& reducer, std::byte* into, const std::byte* from,
+                 size_t bytes) override;
+  Ticket finish(const Reducer& reducer, std::byte* into, const std::byte* from,
+                size_t bytes) override;
+  Ticket reduce(const ReduceMany& reduce_many, std::span<const std::byte* const> sources,
+                std::span<std::byte* const> targets, size_t bytes, bool streams) override;
+  Ticket pack(const Codec& codec, std::byte* wire, const std::byte* array, size_t bytes) override;
+  Ticket unpack(const Codec& codec, std::byte* array, const std::byte* wire, size_t bytes) override;
+
+ protected:
+  bool poll(Ticket ticket) override;
+
+ private:
+  struct Recorded {
+    Ticket covers;  // this operation and all before it
+    Event event;
+  };
+
+  Event take_event();
+  void launch(DType dtype, Reduction reduction, int64_t divisor,
+              std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
+              size_t bytes);
+  void launch(const std::string& kernel, void* arguments, size_t items);
+
+  Device& device_;
+  Stream stream_ = nullptr;
+  std::vector<Event> events_;  // not in use
+  std::deque<Recorded> recorded_;
+  Ticket last_ = 0;
+  Ticket done_ = 0;
+};
+
+}  // namespace ringdl::cuda

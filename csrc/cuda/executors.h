@@ -1,0 +1,85 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cuda/executor.h"
+#include "cuda/packer.h"
+#include "cuda/pinned.h"
+#include "cuda/shared_blocks.h"
+
+namespace ringdl::cuda {
+
+/// The executors of one engine: two streams of its own on each device that it meets arrays of.
+/// Threads: one at a time.
+class Executors final : public DeviceExecutors {
+ public:
+  Executor& of(int device) override { return made(first_, device); }
+  Executor& second_of(int device) override { return made(second_, device); }
+  std::unique_ptr<Mark> mark(int device, void* stream) override {
+    return Device::of(device).mark(static_cast<Stream>(stream));
+  }
+  std::unique_ptr<Packer> packer(int device, size_t most_items) override {
+    Device& its = Device::of(device);
+    if (!its.load_kernels().empty()) return nullptr;
+    return std::make_unique<DevicePacker>(its, most_items);
+  }
+  void synchronize() override {
+    std::vector<int> met;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [device, executor] : first_) met.push_back(device);
+    }
+    for (const int device : met) Device::of(device).synchronize();
+  }
+  std::shared_ptr<std::byte> allocate(int device, size_t bytes) override {
+    std::shared_ptr<std::byte> memory =
+        blocks_->take(Device::of(device), bytes, SharedBlocks::Use::kCaller);
+    Device::of(device).zero(memory.get(), bytes);
+    return memory;
+  }
+  std::shared_ptr<std::byte> device_stage(int device, size_t bytes) override {
+    return blocks_->take(Device::of(device), bytes, SharedBlocks::Use::kExecutor);
+  }
+  DevicePlace place_of(int device, const std::byte* data, size_t bytes) override {
+    if (!Device::of(device).load_kernels().empty()) return {};
+    return blocks_->place_of(data, bytes);
+  }
+  std::byte* reached(int device, const DevicePlace& place) override {
+    Device& from = Device::of(device);
+    return place && from.load_kernels().empty() ? reached_.reach(from, place) : nullptr;
+  }
+  void keep(std::shared_ptr<std::byte> memory) override { kept_.push_back(std::move(memory)); }
+  void let_go() override {
+    reached_.let_go();
+    kept_.clear();
+  }
+  std::shared_ptr<std::byte> pinned(int device, size_t bytes, const Allocate& allocate) override {
+    return pin(Device::of(device), bytes, allocate);
+  }
+  std::shared_ptr<std::byte> stage(int device, size_t bytes, const Allocate& allocate) override {
+    return stages_->take(Device::of(device), bytes, allocate);
+  }
+
+ private:
+  using ByDevice = std::map<int, std::unique_ptr<DeviceExecutor>>;
+
+  Executor& made(ByDevice& executors, int device) {
+    const std::lock_guard lock(mutex_);
+    std::unique_ptr<DeviceExecutor>& executor = executors[device];
+    if (!executor) executor = std::make_unique<DeviceExecutor>(Device::of(device));
+    return *executor;
+  }
+
+  std::mutex mutex_;
+  ByDevice first_, second_;
+  const std::shared_ptr<StagePool> stages_ = std::make_shared<StagePool>();
+  const std::shared_ptr<SharedBlocks> blocks_ = std::make_shared<SharedBlocks>();
+  ReachedBlocks reached_;
+  std::vector<std::shared_ptr<std::byte>> kept_;
+};
+
+}  // namespace ringdl::cuda

@@ -1,0 +1,296 @@
+// The executor of devices, over a pretended driver: the same bits as the CPU's for every dtype,
+// reduction, odd size and misalignment; nothing seen before its ticket is done.
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "cuda/executor.h"
+#include "cuda/packer.h"
+#include "cuda/pretended_driver.h"
+
+using namespace ringdl;
+using namespace ringdl::cuda;
+
+namespace {
+
+void wait(DeviceExecutor& executor, Executor::Ticket ticket) {
+  while (!executor.is_done(ticket)) {
+  }
+}
+
+void test_reductions(Device& device) {
+  DeviceExecutor executor(device);
+  std::mt19937_64 random(3);
+  constexpr size_t kMost = 5001 * 8 + 64;
+  std::vector<std::shared_ptr<std::byte>> memory;
+  for (int i = 0; i < 6; ++i) memory.push_back(device.allocate(kMost));
+  for (int d = 0; d < kDTypeCount; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    for (int r = 0; r < kReductionCount; ++r) {
+      const auto reduction = static_cast<Reduction>(r);
+      if (!has_reduction(dtype, reduction)) continue;
+      for (const size_t count : {0, 1, 3, 64, 1000, 5001}) {
+        for (const size_t shift : {0, 1, 2, 3}) {  // elements from a vector's boundary
+          for (const size_t sources_count : {1, 2, 3, 5}) {
+            const size_t bytes = count * item_bytes(dtype);
+            std::vector<std::vector<std::byte>> arrays;
+            std::vector<const std::byte*> expected_from, from;
+            std::vector<std::byte*> into;
+            for (size_t s = 0; s < sources_count; ++s) {
+              arrays.emplace_back(bytes);
+              for (auto& byte : arrays.back()) byte = static_cast<std::byte>(random());
+              std::byte* const on_device = memory[s].get() + shift * item_bytes(dtype);
+              wait(executor, executor.copy(on_device, arrays.back().data(), bytes, false));
+              from.push_back(on_device);
+              into.push_back(on_device);
+            }
+            for (const auto& array : arrays) expected_from.push_back(array.data());
+            into.push_back(memory[5].get() + shift * item_bytes(dtype));
+            std::vector<std::byte> expected(bytes), result(bytes);
+            std::byte* const target = expected.data();
+            const ReduceMany reduce_many(dtype, reduction, static_cast<int64_t>(sources_count));
+            reduce_many(expected_from, {&target, 1}, bytes);
+            executor.reduce(reduce_many, from, into, bytes, false);
+            for (std::byte* const each : into) {
+              wait(executor, executor.copy(result.data(), each, bytes, false));
+              CHECK(bytes == 0 || std::memcmp(result.data(), expected.data(), bytes) == 0);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void test_combinations(Device& device) {
+  DeviceExecutor executor(device);
+  constexpr size_t kBytes = 1000;
+  const auto a = device.allocate(kBytes);
+  const auto b = device.allocate(kBytes);
+  for (const bool is_last : {false, true}) {
+    std::vector<std::byte> x(kBytes), y(kBytes), result(kBytes);
+    for (size_t i = 0; i < kBytes; ++i) {
+      x[i] = static_cast<std::byte>(i * 7);
+      y[i] = static_cast<std::byte>(i * 5 + 1);
+    }
+    executor.copy(a.get(), x.data(), kBytes, false);
+    wait(executor, executor.copy(b.get(), y.data(), kBytes, false));
+    const Reducer reducer(DType::kInt16, Reduction::kAverage, 3);
+    if (is_last) {
+      executor.finish(reducer, a.get(), b.get(), kBytes);
+      reducer.finish(x.data(), y.data(), kBytes);
+    } else {
+      executor.combine(reducer, a.get(), b.get(), kBytes);
+      reducer.combine(x.data(), y.data(), kBytes);
+    }
+    wait(executor, executor.copy(result.data(), a.get(), kBytes, false));
+    CHECK(result == x);
+  }
+}
+
+void test_codecs(Device& device) {
+  DeviceExecutor executor(device);
+  std::vector<float> floats(4099);
+  std::mt19937 random(5);
+  for (auto& each : floats) each = std::bit_cast<float>(static_cast<uint32_t>(random()));
+  const size_t bytes = floats.size() * sizeof(float);
+  const auto array = device.allocate(bytes);
+  const auto wire = device.allocate(bytes / 2);
+  for (const DType narrow : {DType::kFloat16, DType::kBFloat16}) {
+    const Codec codec(narrow);
+    std::vector<std::byte> expected(bytes / 2), packed(bytes / 2);
+    std::vector<std::byte> expected_array(bytes), unpacked(bytes);
+    const auto* const from = reinterpret_cast<const std::byte*>(floats.data());
+    codec.pack(expected.data(), from, bytes);
+    codec.unpack(expected_array.data(), expected.data(), bytes);
+    executor.copy(array.get(), from, bytes, false);
+    executor.pack(codec, wire.get(), array.get(), bytes);
+    executor.unpack(codec, array.get(), wire.get(), bytes);
+    executor.copy(packed.data(), wire.get(), bytes / 2, false);
+    wait(executor, executor.copy(unpacked.data(), array.get(), bytes, false));
+    CHECK(packed == expected);
+    CHECK(unpacked == expected_array);
+  }
+}
+
+float as_float(DType dtype, const std::byte* at) {
+  if (dtype == DType::kFloat32) {
+    float value = 0;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  float value = 0;
+  Codec(dtype).unpack(reinterpret_cast<std::byte*>(&value), at, sizeof(value));
+  return value;
+}
+
+// Many arrays of odd sizes at odd places by one launch, cast and multiplied as the codec would.
+void test_packing(Device& device) {
+  std::mt19937 random(11);
+  struct Casting {
+    DType from, to;
+  };
+  const DType narrow[] = {DType::kFloat16, DType::kBFloat16};
+  std::vector<Casting> castings = {{DType::kFloat64, DType::kFloat64},
+                                   {DType::kFloat32, DType::kFloat32}};
+  for (const DType each : narrow) {
+    castings.push_back({each, each});
+    castings.push_back({DType::kFloat32, each});
+    castings.push_back({each, DType::kFloat32});
+  }
+  std::vector<size_t> counts = {0, 1, 8191, 8192, 8193, 20'000};
+  for (int i = 0; i < 100; ++i) counts.push_back(random() % 300);
+  for (const auto& [from, to] : castings) {
+    for (const double scale : {1.0, 0.25, 1.0 / 3}) {
+      for (const size_t shift : {0, 1}) {  // elements from a vector's boundary
+        size_t elements = 0;
+        std::vector<size_t> begins;
+        for (const size_t count : counts) {
+          begins.push_back(elements);
+          elements += (count + 31) / 32 * 32 + 32;
+        }
+        std::vector<std::byte> values(elements * item_bytes(from));
+        std::vector<std::byte> packed(elements * item_bytes(to), std::byte{1});
+        for (auto& byte : values) byte = static_cast<std::byte>(random());
+        const auto sources = device.allocate(values.size());
+        const auto targets = device.allocate(packed.size());
+        device.copy(sources.get(), values.data(), values.size());
+        device.copy(targets.get(), packed.data(), packed.size());
+        std::vector<std::byte> expected = packed;
+        std::vector<Packer::Item> items;
+        for (size_t i = 0; i < counts.size(); ++i) {
+          const size_t begin = begins[i] + shift;
+          items.push_back({sources.get() + begin * item_bytes(from),
+                           targets.get() + begin * item_bytes(to), counts[i]});
+          for (size_t k = begin; k < begin + counts[i]; ++k) {
+            const std::byte* const source = &values[k * item_bytes(from)];
+            std::byte* const target = &expected[k * item_bytes(to)];
+            if (from == to && scale == 1) {
+              std::memcpy(target, source, item_bytes(to));
+            } else if (from == DType::kFloat64) {
+              double value = 0;
+              std::memcpy(&value, source, sizeof(value));
+              value *= scale;
+              if (value != value) value = std::bit_cast<double>(0x7ff8000000000000);
+              std::memcpy(target, &value, sizeof(value));
+            } else {
+              float value = as_float(from, source) * static_cast<float>(scale);
+              if (value != value) value = std::bit_cast<float>(0x7fc00000);
+              if (to == DType::kFloat32) {
+                std::memcpy(target, &value, sizeof(value));
+              } else {
+                Codec(to).pack(target, reinterpret_cast<const std::byte*>(&value), sizeof(value));
+              }
+            }
+          }
+        }
+        DevicePacker packer(device, counts.size());
+        const std::span<const Packer::Item> all(items);
+        packer.pack(nullptr, from, to, all.first(40), scale);
+        packer.pack(nullptr, from, to, all.subspan(40), scale);
+        device.synchronize();
+        device.copy(packed.data(), targets.get(), packed.size());
+        CHECK(packed == expected);
+        packer.start_over();
+        packer.pack(nullptr, from, to, all, 1);
+      }
+    }
+  }
+  DevicePacker packer(device, 1);
+  const Packer::Item item{nullptr, nullptr, 0};
+  try {
+    packer.pack(nullptr, DType::kFloat16, DType::kBFloat16, {&item, 1}, 1);
+    CHECK(false);
+  } catch (const UsageError& error) {
+    CHECK_EQ(std::string(error.what()), "a device does not pack float16 as bfloat16");
+  }
+}
+
+// What a caller has queued in a stream of its own comes before, and what it queues then, after.
+void test_streams(Device& device) {
+  const Functions& its = device.functions();
+  DeviceExecutor executor(device);
+  Stream stream = nullptr;
+  {
+    const Device::Current current(device);
+    RINGDL_CUDA(its, StreamCreateWithPriority, &stream, kStreamNonBlocking, 0);
+  }
+  constexpr size_t kBytes = 1 << 16;
+  const auto memory = device.allocate(kBytes);
+  const auto copied = device.allocate(kBytes);
+  const auto other = device.allocate(kBytes);
+  for (int i = 0; i < 200; ++i) {
+    const auto value = static_cast<unsigned char>(i);
+    std::vector<std::byte> result(kBytes);
+    {
+      const Device::Current current(device);
+      RINGDL_CUDA(its, MemsetD8Async, address_of(memory.get()), value, kBytes, stream);
+    }
+    const auto mark = device.mark(stream);
+    {
+      const Device::Current current(device);
+      RINGDL_CUDA(its, MemcpyAsync, address_of(other.get()), address_of(memory.get()), kBytes,
+                  stream);
+    }
+    while (!mark->is_passed()) {
+    }
+    executor.copy(copied.get(), memory.get(), kBytes, false);
+    wait(executor, executor.copy(result.data(), copied.get(), kBytes, false));
+    device.synchronize();
+    CHECK(std::ranges::count(result, std::byte{value}) == kBytes);
+  }
+}
+
+void test_errors(Device& device) {
+  pretended_fail_next("cuMemAlloc", kOutOfMemory);
+  try {
+    device.allocate(1 << 20);
+    CHECK(false);
+  } catch (const OutOfMemory& error) {
+    CHECK(std::string(error.what()).starts_with("CUDA device 0 has no room for 1048576 bytes"));
+  }
+  CHECK_EQ(pretended_used(0), 0u);
+  {
+    DeviceExecutor executor(device);
+    const auto memory = device.allocate(64);
+    const CustomKernel custom = [](void*, const void*, int64_t) {};
+    const std::byte* const source = memory.get();
+    std::byte* const target = memory.get();
+    try {
+      executor.reduce(ReduceMany(DType::kFloat32, custom), {&source, 1}, {&target, 1}, 64, false);
+      CHECK(false);
+    } catch (const UsageError&) {
+    }
+  }
+  DeviceExecutor executor(device);
+  const auto memory = device.allocate(64);
+  const Executor::Ticket ticket = executor.copy(memory.get(), memory.get() + 32, 32, false);
+  pretended_break(719);
+  try {
+    wait(executor, ticket);
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK_EQ(std::string(error.what()), "cuEventRecord: unspecified launch failure");
+  }
+  pretended_break(kSuccess);
+}
+
+}  // namespace
+
+int main() {
+  static const int image = 0;
+  Device device(pretended_functions(), 0, &image);
+  test_reductions(device);
+  test_combinations(device);
+  test_codecs(device);
+  test_packing(device);
+  test_streams(device);
+  test_errors(device);
+  return check::report();
+}
