@@ -52,7 +52,7 @@ def measure(chosen: argparse.Namespace, kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
         words = [str(Path(__file__).with_name("train_step_ranks.py")), "--kind", kind]
-        for name in ("steps", "batch", "inputs", "width", "layers"):
+        for name in ("device", "steps", "batch", "inputs", "width", "layers"):
             words += [f"--{name}", str(getattr(chosen, name))]
         learnt = Path(folder, "learnt.npy")
         words += ["--json", str(answer), "--parameters", str(learnt)]
@@ -119,6 +119,7 @@ def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict
         "mpi": first["mpi"],
         "torch": first["torch"],
         "ranks": chosen.hosts or chosen.ranks,
+        "device": chosen.device,
         "batch": chosen.batch,
         "parameters": first["parameters"],
         "ratios": ratios,
@@ -150,6 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--hosts", type=int, help="simulated ones, one rank on each, instead")
     parser.add_argument("--rate", default="200mbit", help="of their links")
     parser.add_argument("--mpi", default="openmpi", help="as hosts.py takes it")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of all ranks")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
         "--steps", type=int, default=15, help="of each job, after three for warming"

@@ -39,9 +39,25 @@ def join_gloo(world: MPI.Comm) -> None:
     )
 
 
-def time_communication(world: MPI.Comm, parameters: int) -> float:
+def device_of(world: MPI.Comm, name: str) -> torch.device:
+    """The ranks of a host take its devices by turns."""
+    if name == "cpu":
+        return torch.device(name)
+    local = world.Split_type(MPI.COMM_TYPE_SHARED).rank
+    torch.cuda.set_device(local % torch.cuda.device_count())
+    return torch.device(name, torch.cuda.current_device())
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what the device was asked to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def time_communication(world: MPI.Comm, parameters: int, device: torch.device) -> float:
     """The median seconds of one allreduce of all gradients, with nothing else to do."""
-    gradients = torch.zeros(parameters)
+    gradients = torch.zeros(parameters, device=device)
+    finish(device)
     seconds = []
     for _ in range(5):
         world.Barrier()
@@ -54,6 +70,7 @@ def time_communication(world: MPI.Comm, parameters: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=("ringdl", "ddp", "gloo", "alone"), required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--inputs", type=int, required=True)
@@ -64,10 +81,11 @@ def main() -> None:
     chosen = parser.parse_args()
     world = MPI.COMM_WORLD
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    device = device_of(world, chosen.device)
     generator = torch.Generator().manual_seed(world.rank)
-    inputs = torch.randn(chosen.batch, chosen.inputs, generator=generator)
-    targets = torch.randint(10, (chosen.batch,), generator=generator)
-    model: torch.nn.Module = make_model(chosen.inputs, chosen.width, chosen.layers)
+    inputs = torch.randn(chosen.batch, chosen.inputs, generator=generator).to(device)
+    targets = torch.randint(10, (chosen.batch,), generator=generator).to(device)
+    model: torch.nn.Module = make_model(chosen.inputs, chosen.width, chosen.layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     parameters = list(model.parameters())
     if chosen.kind == "ringdl":
@@ -87,6 +105,7 @@ def main() -> None:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
+        finish(device)
         slowest = world.allreduce(time.perf_counter() - begin, MPI.MAX)
         if turn >= 0:
             seconds.append(slowest)
@@ -98,10 +117,11 @@ def main() -> None:
         "seconds": seconds,
     }
     if chosen.kind == "ringdl":
-        answer["communication"] = time_communication(world, count)
+        answer["communication"] = time_communication(world, count, device)
     if world.rank == 0:
         chosen.json.write_text(json.dumps(answer))
-        np.save(chosen.parameters, torch.cat([p.detach().flatten() for p in parameters]).numpy())
+        learnt = torch.cat([p.detach().flatten() for p in parameters])
+        np.save(chosen.parameters, learnt.cpu().numpy())
     world.Barrier()
     if distributed.is_initialized():
         distributed.destroy_process_group()

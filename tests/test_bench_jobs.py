@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS
-from tests.running import Ended, run_job, run_ranks
+from tests.running import Ended, pretended_cuda, run_job, run_ranks
 
 SMALL = ("-b", "512", "-e", "8K", "-n", "3", "-w", "1")
 
 
-def bench(python: str, folder: Path, *words: str, ranks: int = 2) -> Ended:
+def bench(python: str, folder: Path, *words: str, ranks: int = 2, **environment: str) -> Ended:
     command = [python, "-m", "ringdl", "run", "-n", str(ranks), "-m", "ringdl", "bench", *words]
-    return run_job(command, folder)
+    return run_job(command, folder, **environment)
 
 
 def test_every_collective_is_right(mpi_python: str, tmp_path: Path) -> None:
@@ -63,6 +63,29 @@ def test_algorithms_and_gloo_stand_beside_it(tmp_path: Path) -> None:
     assert last[0] == "1048576"
     assert float(last[4]) > 0, "doubling takes large arrays, too, in several messages"
     assert "# Out of bounds values : 0 OK" in lines
+
+
+@pytest.mark.parametrize("memory", ["ordinary", "shared"])
+@pytest.mark.parametrize("collective", ["allreduce", "alltoall"])
+def test_arrays_on_a_device(collective: str, memory: str, tmp_path: Path) -> None:
+    """A pretended one, which both ranks share."""
+    python = next(iter(PYTHONS.values()))
+    words = (collective, *SMALL, "--device", "cuda", "--memory", memory)
+    ended = bench(python, tmp_path, *words, LD_LIBRARY_PATH=pretended_cuda())
+    assert ended.code == 0, ended.text
+    assert f"memory: {memory} of pretended device" in ended.output, ended.text
+    assert "# Out of bounds values : 0 OK" in ended.output, ended.text
+    assert ended.errors.count("2 ranks of this host share 1 CUDA device") == 1, ended.text
+
+
+def test_no_device(tmp_path: Path) -> None:
+    python = next(iter(PYTHONS.values()))
+    ended = bench(python, tmp_path, "allreduce", "--device", "cuda")
+    if "Out of bounds values" in ended.output:
+        pytest.skip("there is one")
+    assert ended.code == 2, ended.text
+    assert ended.errors.count("device is 'cuda', but ") == 1, ended.text
+    assert "Traceback" not in ended.errors, ended.text
 
 
 def test_wrong_results_are_counted(mpi_python: str, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from ringdl._errors import UsageError
 
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 OPS = ("sum", "prod", "max", "min", "avg")
-PEERS = ("mpi", "gloo")
+PEERS = ("mpi", "gloo", "nccl")
 MEMORIES = ("ordinary", "shared")
+DEVICES = ("cpu", "cuda")
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -75,6 +76,12 @@ def make_parser() -> argparse.ArgumentParser:
         default="ordinary",
         help="NumPy's, or ringdl.empty's segments shared by a host's ranks (%(default)s)",
     )
+    what.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="where arrays lie; ranks of a host take its CUDA devices by turns (%(default)s)",
+    )
     how = parser.add_argument_group("how it is measured")
     how.add_argument(
         "-n", "--iters", type=int, default=20, metavar="N", help="timed runs (%(default)s)"
@@ -96,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="runs after them whose results are checked (%(default)s)",
     )
     compared = parser.add_argument_group("what it is compared with, iteration by iteration")
-    compared.add_argument("--peers", metavar="mpi,gloo", help="other libraries, and memcpy")
+    compared.add_argument("--peers", metavar="mpi,gloo,nccl", help="other libraries, and memcpy")
     compared.add_argument(
         "--algorithm", metavar="NAME,...|all", help="ringdl's own allreduces beside its choice"
     )

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringdl
+from ringdl import _cuda
 
 if TYPE_CHECKING:
     from ringdl.bench._collectives import Case
 
-Array = NDArray[Any]
+Array = NDArray[Any] | _cuda.Array
 
 CACHE_MULTIPLE = 4
 """Arrays take turns over this many times the last-level cache."""
@@ -94,30 +95,51 @@ def slot_count(size: int, runs: int, cache_bytes: int, memory_bytes: int) -> int
     return max(LEAST_SLOTS, min(wanted, fitting))
 
 
-def allocate(count: int, dtype: np.dtype[Any], memory: str) -> Array:
-    """Make an array for a collective.
+def allocate(count: int, dtype: np.dtype[Any], memory: str, device: int | None) -> Array:
+    """Make an array for a collective, of any content.
 
     Args:
         count: elements.
         dtype: their dtype.
         memory: ``"ordinary"``, or ``"shared"`` by the ranks of a host.
+        device: the number of a CUDA device; None for the CPU's memory.
     """
-    array: Array = np.empty(count, dtype) if memory == "ordinary" else ringdl.empty(count, dtype)
+    array: Array
+    if memory == "shared":
+        array = ringdl.empty(count, dtype, device=device)
+    elif device is not None:
+        array = _cuda.Array((count,), dtype, device)
+    else:
+        array = np.empty(count, dtype)
     return array
 
 
-def make_slots(case: Case, number: int, memory: str, *, with_targets: bool) -> list[Slot]:
+def part(array: Array, count: int, dtype: np.dtype[Any]) -> Array:
+    """The first elements of its memory, as of another dtype."""
+    if isinstance(array, _cuda.Array):
+        return _cuda.Array((count,), dtype, array.device, (array.address, array))
+    flat: Array = array.view(dtype)[:count]
+    return flat
+
+
+def make_slots(
+    case: Case, number: int, memory: str, *, with_targets: bool, device: int | None = None
+) -> list[Slot]:
     """Make the arrays that take turns."""
-    shape = case.shape
+    shape, dtype = case.shape, case.dtype
     room = max(shape.send, shape.receive) if with_targets else shape.send
+    as_bytes = np.dtype(np.uint8)
 
     def make() -> Slot:
-        source = allocate(room, case.dtype, memory)
-        target = np.empty(room if with_targets else 0, case.dtype)
-        target.fill(0)  # its pages are there before the first run
-        source_bytes, target_bytes = source.view(np.uint8), target.view(np.uint8)
-        if room > shape.send:
-            source = source[: shape.send]
-        return Slot(source, target[: shape.receive], source_bytes, target_bytes)
+        source = allocate(room, dtype, memory, device)
+        target = allocate(room if with_targets else 0, dtype, "ordinary", device)
+        if isinstance(target, np.ndarray):
+            target.fill(0)  # its pages are there before the first run
+        return Slot(
+            source if room == shape.send else part(source, shape.send, dtype),
+            part(target, shape.receive, dtype) if with_targets else target,
+            part(source, source.nbytes, as_bytes),
+            part(target, target.nbytes, as_bytes),
+        )
 
     return [make() for _ in range(number)]

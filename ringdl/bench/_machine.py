@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class Machine:
         crowded: whether there are more ranks than cores there.
         load: processes that ran or wanted to on rank 0's host, in the minute before.
         cache_bytes: by name (``"L2"``), of one core; empty if the system does not report them.
+        device: rank 0's CUDA device, if arrays lie there, and how many there are; else empty.
         kernel: Linux's version.
         mpi: the library with its version, and the level of threads; None without MPI.
         ringdl: its version.
@@ -50,6 +52,7 @@ class Machine:
     crowded: bool
     load: float
     cache_bytes: dict[str, int]
+    device: str
     kernel: str
     mpi: str | None
     ringdl: str
@@ -61,12 +64,13 @@ class Machine:
         return asdict(self)
 
 
-def describe(communicator: Communicator, world: Any) -> Machine:
+def describe(communicator: Communicator, world: Any, device: int | None = None) -> Machine:
     """Describe rank 0's host. Collective.
 
     Args:
         communicator: of all ranks.
         world: the mpi4py communicator below it, or None.
+        device: the number of this rank's CUDA device, if arrays lie there.
     """
     cpus = communicator.allgather_object((communicator.host_rank, os.sched_getaffinity(0)))
     union = set[int]().union(*(mask for host, mask in cpus if host == 0))
@@ -80,6 +84,7 @@ def describe(communicator: Communicator, world: Any) -> Machine:
         crowded=sum(host == 0 for host, _ in cpus) > len(union),
         load=round(os.getloadavg()[0], 2),
         cache_bytes=read_caches(),
+        device="" if device is None else device_name(_engine.cuda_devices(), device),
         kernel=kernel_version(platform.release()),
         mpi=None if world is None else _name_mpi(),
         ringdl=__version__,
@@ -92,6 +97,12 @@ def cpu_model(cpuinfo: str) -> str:
     """The processor's name, from the text of /proc/cpuinfo."""
     match = re.search(r"^model name\s*: (.*)", cpuinfo, re.MULTILINE)
     return " ".join(match[1].split()) if match else platform.machine()
+
+
+def device_name(devices: Sequence[_engine.CudaDevice], number: int) -> str:
+    """A device's name, and whether there are others."""
+    name = devices[number].name
+    return name if len(devices) == 1 else f"{name}, one of {len(devices)}"
 
 
 def kernel_version(release: str) -> str:

@@ -1,4 +1,4 @@
-"""What ringdl is compared with: MPI's own collectives, Gloo's, and plain memcpy.
+"""What ringdl is compared with: MPI's own collectives, Gloo's or NCCL's, and plain memcpy.
 
 Peers do in place what ringdl does in place; else they write into an array that is there already,
 where ringdl returns a new one. An average is a sum and a division, as their users write it.
@@ -10,16 +10,16 @@ import importlib.util
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringdl import _engine
+from ringdl import _cuda, _cuda_mpi, _engine
 from ringdl._errors import UsageError
-from ringdl.bench._arrays import Slot
+from ringdl.bench._arrays import Slot, part
 from ringdl.bench._timing import Contender, Run
 
 if TYPE_CHECKING:
@@ -29,18 +29,31 @@ if TYPE_CHECKING:
 COPIES = ("copyto", "stream_copy")
 """The ways to copy; the table shows the faster."""
 
+_TITLES = {"gloo": "Gloo", "nccl": "NCCL"}
+
 _MEETING_SECONDS = 60
-"""After this long, ranks that Gloo does not bring together end the job."""
+"""After this long, ranks that torch does not bring together end the job."""
 
 
-def copies() -> list[Contender]:
-    """Copying as many bytes as the case has, on all ranks at once: what no collective beats."""
+def copies(device: int | None) -> list[Contender]:
+    """Copying as many bytes as the case has, on all ranks at once: what no collective beats.
+
+    Args:
+        device: where arrays lie: the number of a CUDA device, or None.
+    """
 
     def contender(name: str, copy: Callable[[Any, Any], Any]) -> Contender:
         return Contender(
             name, lambda slot: copy(slot.target_bytes, slot.source_bytes), checked=False
         )
 
+    def copy_there(into: _cuda.Array, source: _cuda.Array) -> None:
+        _engine.cuda_copy(
+            into.device, into.address, source.address, into.nbytes, _cuda.DEFAULT_STREAM
+        )
+
+    if device is not None:
+        return [contender(COPIES[0], copy_there)]
     functions: tuple[Callable[[Any, Any], Any], ...] = (np.copyto, _engine.stream_copy)
     return [contender(name, copy) for name, copy in zip(COPIES, functions, strict=True)]
 
@@ -50,12 +63,14 @@ class Mpi:
 
     Args:
         world: an mpi4py communicator for these alone.
+        device: where arrays lie: the number of a CUDA device, or None.
     """
 
     name = "mpi"
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, device: int | None) -> None:
         self._world = world
+        self._device = device
 
     def contender(self, case: Case) -> Contender:
         """What MPI does in this case.
@@ -86,7 +101,8 @@ class Mpi:
         send_bytes = case.shape.send * case.dtype.itemsize
 
         def exchange(slot: Slot) -> Any:
-            call([slot.source_bytes[:send_bytes], MPI.BYTE], [slot.target_bytes, MPI.BYTE])
+            sent = part(slot.source_bytes, send_bytes, slot.source_bytes.dtype)
+            call([sent, MPI.BYTE], [slot.target_bytes, MPI.BYTE])
             return slot.target
 
         return exchange
@@ -98,40 +114,49 @@ class Mpi:
             raise UsageError(f"MPI does not reduce {case.dtype.name}")
         _refuse_integer_average(case, "MPI")
         world, ranks, average = self._world, case.ranks, case.op == "avg"
+        if average and self._device is not None:
+            raise UsageError("MPI divides nothing on a device")
         kind = MPI.Datatype.fromcode(case.dtype.char)
         op = {"prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}.get(case.op or "", MPI.SUM)
+
+        def divide(array: Any) -> None:
+            array /= ranks
 
         def allreduce(slot: Slot) -> Any:
             world.Allreduce(MPI.IN_PLACE, [slot.source, kind], op=op)
             if average:
-                slot.source /= ranks
+                divide(slot.source)
             return slot.source
 
         def reducescatter(slot: Slot) -> Any:
             world.Reduce_scatter_block([slot.source, kind], [slot.target, kind], op=op)
             if average:
-                slot.target /= ranks
+                divide(slot.target)
             return slot.target
 
         return allreduce if case.collective == "allreduce" else reducescatter
 
 
-class Gloo:
-    """Gloo's collectives, as torch.distributed has them. Collective to make and to close.
+class Torch:
+    """The collectives of torch.distributed. Collective to make and to close.
 
     Args:
+        name: of its backend: ``"gloo"``, or ``"nccl"`` on devices.
         communicator: of all ranks, which agree by it on where rank 0 listens.
+        device: where arrays lie: the number of a CUDA device, or None.
     """
 
-    name = "gloo"
-
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, name: str, communicator: Communicator, device: int | None) -> None:
         import torch
 
+        self.name = name
+        self._device = device
         dist: Any = torch.distributed
         one_host = communicator.host_count == 1
         if one_host:  # the name of the host may belong to no interface
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault(f"{name.upper()}_SOCKET_IFNAME", "lo")
+        if device is not None:
+            torch.cuda.set_device(device)
         rank, size = communicator.rank, communicator.size
         host, store, port = "127.0.0.1", None, 0
         timeout = timedelta(seconds=_MEETING_SECONDS)
@@ -144,18 +169,18 @@ class Gloo:
         if store is None:
             store = dist.TCPStore(host, port, size, False, timeout)
         hook = sys.excepthook
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        dist.init_process_group(name, store=store, rank=rank, world_size=size)
         sys.excepthook = hook  # torch's would swallow the traceback of a rank that ends the job
 
     def contender(self, case: Case) -> Contender:
-        """What Gloo does in this case, after a trial with parts of one element.
+        """What it does in this case, after a trial with parts of one element.
 
         Raises:
             UsageError: it has no such thing.
         """
         run = self._run(case)
-        source = np.zeros(1 if case.collective == "allgather" else case.ranks, case.dtype)
-        target = np.zeros(1 if case.collective == "reducescatter" else case.ranks, case.dtype)
+        source = self._zeros(1 if case.collective == "allgather" else case.ranks, case.dtype)
+        target = self._zeros(1 if case.collective == "reducescatter" else case.ranks, case.dtype)
         try:
             run(Slot(source, target, source, target))
         except (RuntimeError, ValueError) as error:
@@ -168,10 +193,17 @@ class Gloo:
 
         dist.destroy_process_group()
 
+    def _zeros(self, count: int, dtype: np.dtype[Any]) -> Any:
+        zeros = np.zeros(count, dtype)
+        if self._device is None:
+            return zeros
+        return _cuda.Array((count,), dtype, self._device).set(zeros)
+
     def _run(self, case: Case) -> Run:
+        import torch
         import torch.distributed as dist
 
-        _refuse_integer_average(case, "Gloo")
+        _refuse_integer_average(case, _TITLES[self.name])
         ops = {
             "prod": dist.ReduceOp.PRODUCT,
             "max": dist.ReduceOp.MAX,
@@ -184,11 +216,16 @@ class Gloo:
         def tensors(slot: Slot) -> tuple[Any, Any]:
             return _tensor(slot.source), _tensor(slot.target)
 
+        def end() -> None:
+            if self._device is not None:
+                torch.cuda.current_stream().synchronize()
+
         def allreduce(slot: Slot) -> Any:
             source, _ = tensors(slot)
             dist.all_reduce(source, op)
             if average:
                 source /= case.ranks
+            end()
             return slot.source
 
         def reducescatter(slot: Slot) -> Any:
@@ -196,44 +233,71 @@ class Gloo:
             dist.reduce_scatter_single(target, source, op)
             if average:
                 target /= case.ranks
+            end()
             return slot.target
 
         def broadcast(slot: Slot) -> Any:
             dist.broadcast(tensors(slot)[0], src=case.root)
+            end()
             return slot.source
 
         def allgather(slot: Slot) -> Any:
             source, target = tensors(slot)
             dist.all_gather_single(target, source)
+            end()
             return slot.target
 
         def alltoall(slot: Slot) -> Any:
             source, target = tensors(slot)
             dist.all_to_all_single(target, source)
+            end()
             return slot.target
 
         runs = [allreduce, reducescatter, broadcast, allgather, alltoall]
         return next(run for run in runs if run.__name__ == case.collective)
 
 
-def missing(peers: tuple[str, ...]) -> str:
-    """What this rank lacks for the peers, in one sentence; empty if nothing."""
-    if "gloo" in peers and importlib.util.find_spec("torch") is None:
-        return "--peers gloo needs PyTorch, which is not installed: pip install 'ringdl[bench]'"
+def missing(peers: Sequence[str], communicator: Communicator, device: int | None) -> str:
+    """What this rank lacks for the peers, in one sentence; empty if nothing.
+
+    Args:
+        peers: their names.
+        communicator: of all ranks.
+        device: where arrays lie: the number of a CUDA device, or None.
+    """
+    backends = [name for name in peers if name != "mpi"]
+    if backends and importlib.util.find_spec("torch") is None:
+        return (
+            f"--peers {backends[0]} needs PyTorch, which is not installed: "
+            "pip install 'ringdl[bench]'"
+        )
+    if "nccl" in peers:
+        import torch.distributed as dist
+
+        if not dist.is_nccl_available():
+            return "--peers nccl needs a PyTorch with NCCL, and this one is for the CPU"
+        if communicator.local_size > len(_engine.cuda_devices()):
+            return "--peers nccl needs a device for each rank; start fewer ranks"
+    if device is not None and "mpi" in peers and not _cuda_mpi.is_said(communicator):
+        return "--peers mpi needs an MPI that takes arrays on CUDA devices; this one does not"
     return ""
 
 
-def open_peers(names: tuple[str, ...], communicator: Communicator, world: Any) -> list[Mpi | Gloo]:
+def open_peers(
+    names: Sequence[str], communicator: Communicator, world: Any, device: int | None
+) -> list[Mpi | Torch]:
     """Make the peers ready. Collective.
 
     Args:
         names: which.
         communicator: of all ranks.
         world: the mpi4py communicator below it.
+        device: where arrays lie: the number of a CUDA device, or None.
     """
-    peers: list[Mpi | Gloo] = []
+    peers: list[Mpi | Torch] = []
     for name in names:
-        peers.append(Mpi(world.Dup()) if name == "mpi" else Gloo(communicator))
+        is_mpi = name == "mpi"
+        peers.append(Mpi(world.Dup(), device) if is_mpi else Torch(name, communicator, device))
     return peers
 
 
@@ -245,6 +309,8 @@ def _refuse_integer_average(case: Case, who: str) -> None:
 def _tensor(array: Any) -> Any:
     import torch
 
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    is_narrow = array.dtype.name == "bfloat16"
+    if is_narrow:
+        array = part(array, array.shape[0], np.dtype(np.int16))
+    tensor = torch.as_tensor(array)
+    return tensor.view(torch.bfloat16) if is_narrow else tensor

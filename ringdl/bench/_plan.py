@@ -41,6 +41,7 @@ class Plan:
         peers: of `PEERS`.
         algorithms: ringdl's own, to be compared with its choice.
         memory: of `MEMORIES`.
+        device: of `DEVICES`.
         output_file: where the JSON goes; None: nowhere.
         plot: where the plot goes; None: nowhere.
         command: the command, for people; of its files only the names.
@@ -58,6 +59,7 @@ class Plan:
     peers: tuple[str, ...]
     algorithms: tuple[str, ...]
     memory: str
+    device: str
     output_file: str | None
     plot: str | None
     command: str
@@ -92,6 +94,7 @@ def parse(words: Sequence[str], ranks: int) -> Plan:
         peers=_some_of(PEERS, chosen.peers, "--peers"),
         algorithms=_algorithms(chosen.algorithm),
         memory=chosen.memory,
+        device=chosen.device,
         output_file=chosen.output_file,
         plot=chosen.plot,
         command=_command(words, (chosen.output_file, chosen.plot)),
@@ -184,6 +187,11 @@ def _check_comparisons(plan: Plan, ranks: int) -> None:
         raise UsageError(
             "--peers compares what goes between ranks, and this is one rank alone; start several, "
             "as in `python -m ringdl run -n 2 -m ringdl bench allreduce --peers mpi`"
+        )
+    elsewhere = {"cpu": "nccl", "cuda": "gloo"}[plan.device]
+    if elsewhere in plan.peers:
+        raise UsageError(
+            f"--peers {elsewhere}: it reduces no arrays in the memory of --device {plan.device}"
         )
 
 

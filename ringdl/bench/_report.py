@@ -80,7 +80,8 @@ def head(plan: Plan, machine: Machine, cache_bytes: int) -> list[str]:
         f"Linux {machine.kernel}, Python {machine.python}, NumPy {machine.numpy}; "
         f"load before: {machine.load}",
         f"# minBytes {plan.sizes[0]} maxBytes {plan.sizes[-1]} step: {plan.step} warmup iters: "
-        f"{plan.warmups} iters: {plan.iterations} validation: {plan.checks} memory: {plan.memory}",
+        f"{plan.warmups} iters: {plan.iterations} validation: {plan.checks} memory: {plan.memory}"
+        + (f" of {machine.device}" if machine.device else ""),
         "# time is the median of the iterations, p10 and p90 are their spread; each iteration is "
         "timed by itself, on its slowest rank.",
         f"# Arrays are written anew before each, and take turns over "
@@ -192,6 +193,7 @@ def as_json(plan: Plan, machine: Machine, rows: Sequence[Row]) -> dict[str, Any]
         "iters": plan.iterations,
         "check": plan.checks,
         "memory": plan.memory,
+        "device": plan.device,
         "results": [_row_json(row) for row in rows],
         "out_of_bounds": {"count": summary.wrong, "okay": summary.wrong == 0},
         "average_bus_bandwidth": {"bandwidth": summary.busbw},

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ringdl
+from ringdl import _cuda, _engine
 from ringdl._errors import UsageError
 from ringdl.bench import _machine, _peers, _plot, _report
 from ringdl.bench._arrays import (
@@ -84,7 +85,7 @@ def _agree(communicator: Communicator, words: Sequence[str]) -> Plan | _Ending:
     planned: Plan | _Ending = communicator.broadcast_object(own)
     if isinstance(planned, _Ending):
         return planned
-    lacks = communicator.allgather_object(_lacks(planned, communicator.local_size))
+    lacks = communicator.allgather_object(_lacks(planned, communicator))
     return next((_Ending(2, sentence) for sentence in lacks if sentence), planned)
 
 
@@ -97,19 +98,39 @@ def _plan(words: Sequence[str], ranks: int) -> Plan | _Ending:
         return _Ending(int(end.code or 0))
 
 
-def _lacks(plan: Plan, local_size: int) -> str:
+def _lacks(plan: Plan, communicator: Communicator) -> str:
     """What keeps this rank from it; empty if nothing does."""
-    size, memory_bytes = plan.sizes[-1], _memory_share(local_size)
+    try:
+        device = _device(plan, communicator)
+    except UsageError as error:
+        return str(error)
+    size, memory_bytes = plan.sizes[-1], _memory_share(communicator, device)
     if slot_count(_slot_bytes(plan, size), 1, 0, memory_bytes) == 0:
         return (
             f"arrays of {_report.binary(size)} do not fit: a rank needs several, and may take "
             f"{_report.binary(memory_bytes)}, half of its share of the free memory; lower -e"
         )
-    return _peers.missing(plan.peers)
+    return _peers.missing(plan.peers, communicator, device)
 
 
-def _memory_share(local_size: int) -> int:
-    return _machine.available_memory() // (2 * local_size)
+def _device(plan: Plan, communicator: Communicator) -> int | None:
+    """The number of this rank's device.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if plan.device == "cpu":
+        return None
+    return _cuda.number_of("cuda", communicator)
+
+
+def _memory_share(communicator: Communicator, device: int | None) -> int:
+    """Bytes that this rank's arrays may take where they lie."""
+    if device is None:
+        return _machine.available_memory() // (2 * communicator.local_size)
+    devices = _engine.cuda_devices()
+    ranks = -(-communicator.local_size // len(devices))
+    return devices[device].byte_count // (2 * ranks)
 
 
 def _slot_bytes(plan: Plan, size: int) -> int:
@@ -128,12 +149,13 @@ class _Bench:
         self._plan = plan
         self._communicator = communicator
         world = communicator._shared.mpi
-        self._machine = _machine.describe(communicator, world)
+        self._device = _device(plan, communicator)
+        self._machine = _machine.describe(communicator, world, self._device)
         self._cache_bytes = max(self._machine.cache_bytes.values(), default=ASSUMED_CACHE_BYTES)
         self._memory_bytes = min(
-            communicator.allgather_object(_memory_share(communicator.local_size))
+            communicator.allgather_object(_memory_share(communicator, self._device))
         )
-        self._peers = _peers.open_peers(plan.peers, communicator, world)
+        self._peers = _peers.open_peers(plan.peers, communicator, world, self._device)
         self._world = None if world is None else world.Dup()
         self._meeting = meeting_of(self._world)
 
@@ -171,9 +193,11 @@ class _Bench:
     def _measure(self, case: Case, progress: Progress) -> _report.Row:
         """Measure one case."""
         plan = self._plan
-        values = Values(case, self._communicator.rank)
+        values = Values(case, self._communicator.rank, self._device)
         number = self._slot_count(case.shape.size)
-        slots = make_slots(case, number, plan.memory, with_targets=bool(plan.peers))
+        slots = make_slots(
+            case, number, plan.memory, with_targets=bool(plan.peers), device=self._device
+        )
         rotation = Rotation(slots, values.write)
         contenders, results = self._contenders(case, rotation)
         timed(contenders, rotation, self._meeting, plan.warmups, settling=0)
@@ -221,7 +245,7 @@ class _Bench:
         for peer in self._peers:
             others[peer.name] = partial(peer.contender, case)
         if self._peers:
-            others |= {copy.name: partial(replace, copy) for copy in _peers.copies()}
+            others |= {copy.name: partial(replace, copy) for copy in _peers.copies(self._device)}
         return others
 
     def _slot_count(self, size: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringdl import _cuda, _engine
 from ringdl.bench._collectives import Case
 
 Array = NDArray[Any]
@@ -27,21 +28,34 @@ class Values:
     Args:
         case: what is measured.
         rank: this rank.
+        device: the number of the CUDA device where the arrays lie; None for the CPU's memory.
     """
 
-    def __init__(self, case: Case, rank: int) -> None:
+    def __init__(self, case: Case, rank: int, device: int | None = None) -> None:
         self._case = case
         self._rank = rank
         self._base = base_values(case.dtype, case.op, case.ranks)
         self._long = np.resize(self._base, case.shape.send + len(self._base))
+        self._there: _cuda.Array | None = None
+        if device is not None:
+            self._there = _cuda.Array(self._long.shape, case.dtype, device).set(self._long)
 
-    def write(self, array: Array, run: int) -> None:
+    def write(self, array: Array | _cuda.Array, run: int) -> None:
         """Give this rank's array the values of a run."""
         begin = (self._rank + run) % len(self._base)
-        np.copyto(array, self._long[begin : begin + len(array)])
+        if isinstance(array, _cuda.Array):
+            assert self._there is not None
+            source = self._there.address + begin * array.dtype.itemsize
+            _engine.cuda_copy(
+                array.device, array.address, source, array.nbytes, _cuda.DEFAULT_STREAM
+            )
+        else:
+            np.copyto(array, self._long[begin : begin + len(array)])
 
-    def count_wrong(self, result: Array, run: int) -> int:
+    def count_wrong(self, result: Array | _cuda.Array, run: int) -> int:
         """How many elements of this rank's result are not what they must be."""
+        if isinstance(result, _cuda.Array):
+            result = result.numpy()
         return count_wrong(result, expected(self._case, self._base, self._rank, run))
 
 
