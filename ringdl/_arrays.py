@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Array(Protocol):
-    """An array that collectives take and return: a NumPy array, a torch tensor."""
+    """An array that collectives take and return: of NumPy, PyTorch, JAX, CuPy."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -64,7 +64,7 @@ class Framework(Protocol):
         """Copy the result of `for_engine` back into its array, unless they share memory."""
 
     def copy_of(self, x: Any) -> Any:
-        """A contiguous copy."""
+        """A contiguous copy; `Own` if arrays of this kind do not change."""
 
     def empty_like(self, like: Any, shape: Sequence[int]) -> Any:
         """A new array of the dtype of `like`."""
@@ -82,10 +82,19 @@ class Framework(Protocol):
         """The dtype's name, as in `DType` if it is there."""
 
 
+@dataclass(slots=True)
+class Own:
+    """A new array that nobody else has seen: the engine may write to it, even if others may not."""
+
+    array: Any
+
+
 _FRAMEWORKS = {
     ("numpy", "ndarray"): "numpy",
     ("torch", "Tensor"): "torch",
     ("cupy", "ndarray"): "cupy",
+    ("jaxlib", "ArrayImpl"): "jax",
+    ("jax", "Tracer"): "jax",
 }
 """The module in _frameworks, by package and class: all its arrays are instances of that.
 
@@ -142,16 +151,18 @@ def operand(x: Any, *, written: bool) -> Operand:
     """Take an array as it is; a non-contiguous one is copied, and written back in the end.
 
     Args:
-        x: an array of any shape and strides, in the memory of the CPU or of a CUDA device.
+        x: an array of any shape and strides, in the memory of the CPU or of a CUDA device; or Own.
         written: whether the engine will write the result into it.
 
     Raises:
         UsageError: not an array, on a device, read-only, foreign byte order, or no such dtype.
     """
+    if isinstance(x, Own):
+        x, written = x.array, False
     framework = framework_of(x)
     if framework is None:
         raise UsageError(
-            f"expected a NumPy array or a torch tensor, not {type(x).__name__}; "
+            f"expected an array of NumPy, PyTorch, JAX or CuPy, not {type(x).__name__}; "
             "wrap numbers and lists with numpy.asarray"
         )
     array, dtype = framework.for_engine(x, written=written)
@@ -165,7 +176,10 @@ def in_numpy(x: Any) -> np.ndarray | None:
 
 
 def copy_of(x: Any) -> Any:
-    """A contiguous copy of the same kind, for the forms that leave their argument alone."""
+    """A contiguous copy of the same kind, for the forms that leave their argument alone.
+
+    It is `Own` where arrays of that kind do not change.
+    """
     framework = framework_of(x)
     if framework is not None:
         return framework.copy_of(x)

@@ -158,8 +158,8 @@ def check_cuda() -> Check:
         "CUDA",
         "note",
         f"CUDA {version // 1000}.{version % 1000 // 10}; {'; '.join(devices)}; {kernels}; {ways}. "
-        "collectives, Buckets and ringdl.cupy were run on one NVIDIA H200; PyTorch's tensors, and "
-        "several devices, never",
+        "collectives, Buckets and ringdl.cupy were run on one NVIDIA H200; PyTorch's tensors, "
+        "JAX's arrays, and several devices, never",
     )
 
 

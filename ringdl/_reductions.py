@@ -44,7 +44,8 @@ class Reductions(Base):
         fp32, each hop adds in fp32 and rounds once.
 
         Args:
-            x: a NumPy array or torch CPU tensor of any shape; same shape and dtype on all ranks.
+            x: an array of NumPy, PyTorch, JAX or CuPy, of any shape; same shape and dtype on all
+                ranks.
             op: Average (default), Sum, Min, Max or Product; BitAnd, BitOr or BitXor of integers
                 and bool. Integers wrap, and their average truncates towards zero. bool: sum and max
                 are "or", product, min and average "and". Min and max propagate NaN. Or `Adasum`, or
@@ -325,7 +326,7 @@ class Reductions(Base):
         rows, size, rank = x.shape[0], self.size, self.rank
         own_rows = rows // size + (rank < rows % size)
         result = _arrays.empty_like(x, own_rows)
-        output = _arrays.operand(result, written=True)
+        output = _arrays.operand(_arrays.Own(result), written=True)
         return self._submit(
             Kind.reducescatter,
             operand,
@@ -355,8 +356,8 @@ class Reductions(Base):
             work = self._reduce(name, operand, op, "mpi", None, is_async=False)
             work.wait(timeout)  # all have arrived
         self._reduce_by_mpi(operand, op)
-        operand.write_back()
-        return x
+        result: AnyArray = operand.write_back()
+        return result
 
     @abstractmethod
     def _reduce_by_mpi(self, operand: _arrays.Operand, op: Reduction) -> None:

@@ -98,6 +98,12 @@ def test_core_on_a_device(mpi_python: str, ranks: int, shared: str) -> None:
     assert code == 0, output
 
 
+def test_jax(mpi_python: str) -> None:
+    pytest.importorskip("jax")
+    devices = "--xla_force_host_platform_device_count=2"
+    run_job(mpi_python, 2, "_jax", XLA_FLAGS=devices)
+
+
 def test_doctor_names_devices() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "ringdl", "doctor", "--quick"],
