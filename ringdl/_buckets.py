@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ringdl import _engine
@@ -78,6 +78,7 @@ class Buckets:
         self._first_bucket_bytes = first_bucket_bytes
         self._op = op
         self._compression = compression
+        self._counts_nonfinite = False
         self._make()
 
     def _make(self) -> None:
@@ -129,6 +130,8 @@ class Buckets:
         self._numbers = {
             index: number for number, bucket in enumerate(self.plan) for index in bucket
         }
+        if self._counts_nonfinite:
+            self.count_nonfinite()
         self._sources: dict[int, list[DeviceArray]] = {}
         """By bucket, what is to be copied there: kept until it is."""
 
@@ -178,7 +181,7 @@ class Buckets:
         return self._numbers[index]
 
     def packs(self) -> bool:
-        """Whether `ready` takes sources: on a device that has kernels."""
+        """Whether `ready` takes sources, and `unpack` works: on a device that has kernels."""
         return self._buckets.packs()
 
     def ready(
@@ -235,6 +238,47 @@ class Buckets:
         produced = self._buckets.wait(seconds, timeout is None, stream)
         self._sources.clear()
         return produced
+
+    def unpack(self, into: Mapping[int, DeviceArray], scale: float = 1.0, stream: int = 0) -> None:
+        """After `wait`: copy gradients of a device to arrays of one's own there.
+
+        Many by one launch, cast where the view or the array is float32.
+
+        Args:
+            into: by gradient, an array with the view's shape and strides.
+            scale: what the gradients are multiplied with.
+            stream: of the device: the handle of the one in which the arrays are used.
+
+        Raises:
+            UsageError: there is no such gradient, or such a cast; or `packs` is False.
+        """
+        for index, array in into.items():
+            shape = tuple(self._gradients[index][1]) if 0 <= index < len(self._gradients) else None
+            if shape is not None and tuple(array.shape) != shape:
+                raise UsageError(
+                    f"unpack(): gradient {index} has shape {shape}, and its array {array.shape}"
+                )
+        self._buckets.unpack(list(into.items()), scale, stream)
+
+    def count_nonfinite(self) -> None:
+        """From now on, count the infinite and NaN values among the gradients of this rank.
+
+        They are read once more, in `ready`; on a device by the launch that packs, or by one like
+        it. There values count as they are in the views: scaled and cast.
+
+        Raises:
+            UsageError: the device has no kernels.
+        """
+        self._buckets.count_nonfinite()
+        self._counts_nonfinite = True
+
+    @property
+    def nonfinite(self) -> int:
+        """How many there were in the round that has ended last, if they are counted.
+
+        Of this rank alone: which ranks have produced what the average of all shows.
+        """
+        return self._buckets.nonfinite()
 
 
 def _memory(

@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -153,7 +154,22 @@ void bind_buckets(nb::module_& module) {
             return self.own->ready(index, reinterpret_cast<void*>(stream), from);
           },
           nb::arg("index"), nb::arg("stream"), nb::arg("source").none(), nb::arg("scale"))
-      .def("packs", [](Buckets& self) { return self.own->packs(); })
+      .def("packs", [](const Buckets& self) { return self.own->packs(); })
+      .def(
+          "unpack",
+          [](Buckets& self, const std::vector<std::pair<int, const DeviceArray*>>& into,
+             double scale, uintptr_t stream) {
+            std::vector<GradientBuckets::Target> targets;
+            for (const auto& [index, array] : into) {
+              const ArrayView& view = array->view;
+              targets.push_back({index, static_cast<std::byte*>(view.data), view.dtype});
+            }
+            const nb::gil_scoped_release release;
+            self.own->unpack(reinterpret_cast<void*>(stream), targets, scale);
+          },
+          nb::arg("into"), nb::arg("scale"), nb::arg("stream"))
+      .def("count_nonfinite", [](Buckets& self) { self.own->count_non_finite(); })
+      .def("nonfinite", [](const Buckets& self) { return self.own->non_finite(); })
       .def(
           "wait",
           [](Buckets& self, double timeout, bool for_good, uintptr_t stream) {

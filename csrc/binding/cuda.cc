@@ -24,6 +24,7 @@ void bind_cuda(nb::module_& module) {
           nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("device"),
           nb::arg("stream"), nb::arg("owner"))
       .def_prop_ro("dtype", [](const DeviceArray& self) { return self.view.dtype; })
+      .def_prop_ro("shape", [](const DeviceArray& self) { return self.view.shape; })
       .def_prop_ro(
           "address",
           [](const DeviceArray& self) { return reinterpret_cast<uintptr_t>(self.view.data); })

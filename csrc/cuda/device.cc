@@ -139,6 +139,19 @@ std::shared_ptr<std::byte> Device::allocate(size_t bytes) {
           }};
 }
 
+std::shared_ptr<uint64_t> Device::counter() const {
+  const Current current(*this);
+  void* memory = nullptr;
+  RINGDL_CUDA(functions_, MemHostAlloc, &memory, sizeof(uint64_t), kHostAllocPortable);
+  return {new (memory) uint64_t(0), [this](uint64_t* counter) {
+            try {
+              const Current now(*this);
+              functions_.MemFreeHost(counter);
+            } catch (const Error&) {  // as above
+            }
+          }};
+}
+
 void Device::copy(void* into, const void* from, size_t bytes, Stream stream) const {
   if (bytes == 0) return;
   const Current current(*this);

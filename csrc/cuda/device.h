@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -61,6 +62,10 @@ class Device {
   /// Memory of the device, of any content, whose handle may be given to other processes.
   /// @throws OutOfMemory
   std::shared_ptr<std::byte> allocate(size_t bytes);
+
+  /// Of the CPU's memory, zero, which kernels may add to.
+  /// @throws OutOfMemory
+  std::shared_ptr<uint64_t> counter() const;
 
   /// Copies within this device, or between it and the CPU's memory, after what is in `stream`, and
   /// waits for it.

@@ -3,11 +3,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "cuda/executor.h"
-#include "cuda/packer.h"
+#include "cuda/pack.h"
 #include "cuda/pinned.h"
 #include "cuda/shared_blocks.h"
 
@@ -22,11 +23,12 @@ class Executors final : public DeviceExecutors {
   std::unique_ptr<Mark> mark(int device, void* stream) override {
     return Device::of(device).mark(static_cast<Stream>(stream));
   }
-  std::unique_ptr<Packer> packer(int device, size_t most_items) override {
-    Device& its = Device::of(device);
-    if (!its.load_kernels().empty()) return nullptr;
-    return std::make_unique<DevicePacker>(its, most_items);
+  bool packs(int device) override { return Device::of(device).load_kernels().empty(); }
+  void pack(int device, void* stream, const Packing& how,
+            std::span<const PackItem> items) override {
+    cuda::pack(Device::of(device), static_cast<Stream>(stream), how, items);
   }
+  std::shared_ptr<uint64_t> counter(int device) override { return Device::of(device).counter(); }
   void synchronize() override {
     std::vector<int> met;
     {

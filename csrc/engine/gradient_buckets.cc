@@ -1,9 +1,12 @@
 #include "engine/gradient_buckets.h"
 
 #include <algorithm>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
+#include "reduce/finite.h"
 
 namespace ringdl {
 namespace {
@@ -71,15 +74,20 @@ void GradientBuckets::begin_round() {
     rounds_.push_back({static_cast<int>(bucket.gradients.size()), nullptr});
   }
   if (where().is_on_device()) on_device_ = std::vector<RoundOnDevice>(plan_.buckets.size());
-  if (packer_) packer_->start_over();
 }
 
-bool GradientBuckets::packs() {
+bool GradientBuckets::packs() const {
+  return where().is_on_device() && driver_->devices().packs(where().device);
+}
+
+void GradientBuckets::count_non_finite() {
   const std::lock_guard guard(mutex_);
-  if (!std::exchange(is_packer_made_, true) && where().is_on_device()) {
-    packer_ = driver_->devices().packer(where().device, gradients_.size());
+  if (!where().is_on_device()) {
+    counter_ = std::make_shared<uint64_t>(0);
+    return;
   }
-  return packer_ != nullptr;
+  if (!packs()) throw UsageError("a device without kernels does not count what is not finite");
+  counter_ = driver_->devices().counter(where().device);
 }
 
 void GradientBuckets::launch(int number, bool is_awaited) {
@@ -127,7 +135,7 @@ void GradientBuckets::pack(int number) {
   try {
     for (const auto& [how, items] : round.sources) {
       const auto& [stream, from, scale] = how;
-      packer_->pack(stream, from, into, items, scale);
+      driver_->devices().pack(where().device, stream, {from, into, scale, counter_.get()}, items);
       round.marks[stream] = driver_->devices().mark(where().device, stream);
     }
   } catch (const Error& error) {
@@ -144,10 +152,7 @@ bool GradientBuckets::ready(int index, void* stream, const std::optional<Source>
   driver_->refuse_shut_down();
   std::lock_guard guard(mutex_);
   refuse_failed();
-  if (index < 0 || index >= static_cast<int>(gradients_.size())) {
-    throw UsageError("ready(" + std::to_string(index) + "): there are " +
-                     std::to_string(gradients_.size()) + " gradients");
-  }
+  refuse_index("ready", index);
   if (ready_[static_cast<size_t>(index)]) {
     throw UsageError("gradient '" + gradients_[static_cast<size_t>(index)].name +
                      "' is ready already; call wait() before the next round");
@@ -159,18 +164,35 @@ bool GradientBuckets::ready(int index, void* stream, const std::optional<Source>
         "gradient '" + gradients_[static_cast<size_t>(index)].name +
         "' comes too late: its bucket has been in flight since a wait() that timed out");
   }
-  if (source && !packer_) throw UsageError("ready(): these buckets pack no arrays");
+  if (source && !packs()) throw UsageError("ready(): these buckets pack no arrays");
   mark(number, stream);
-  if (source) {
+  if (where().is_on_device()) {
+    note_source(index, stream, source);
+  } else if (counter_) {
     const GradientSpec& spec = gradients_[static_cast<size_t>(index)];
-    on_device_[static_cast<size_t>(number)]
-        .sources[{stream, source->dtype, source->scale}]
-        .push_back({source->data, gradient(index), static_cast<size_t>(spec.count())});
+    *counter_ +=
+        ringdl::count_non_finite(spec.dtype, gradient(index), static_cast<size_t>(spec.count()));
   }
   ready_[static_cast<size_t>(index)] = true;
   if (--round.missing > 0) return false;
   launch(number, false);
   return true;
+}
+
+// Also of a gradient that is in its place, if it is to be counted.
+void GradientBuckets::note_source(int index, void* stream, const std::optional<Source>& source) {
+  if (!source && !counter_) return;
+  const GradientSpec& spec = gradients_[static_cast<size_t>(index)];
+  const int number = plan_.placements[static_cast<size_t>(index)].bucket;
+  const Source from = source.value_or(Source{gradient(index), spec.dtype});
+  on_device_[static_cast<size_t>(number)].sources[{stream, from.dtype, from.scale}].push_back(
+      {from.data, source ? gradient(index) : nullptr, static_cast<size_t>(spec.count())});
+}
+
+void GradientBuckets::refuse_index(const char* call, int index) const {
+  if (index >= 0 && index < static_cast<int>(gradients_.size())) return;
+  throw UsageError(std::string(call) + "(" + std::to_string(index) + "): there are " +
+                   std::to_string(gradients_.size()) + " gradients");
 }
 
 // What a device cannot do any more fails on all ranks.
@@ -218,8 +240,26 @@ std::vector<bool> GradientBuckets::wait(int64_t timeout_ns,
   for (size_t i = 0; i < produced.size(); ++i) {
     produced[i] = storage_.is_produced(static_cast<int>(i));
   }
+  if (counter_) non_finite_ = std::exchange(*counter_, 0);
   begin_round();
   return produced;
+}
+
+void GradientBuckets::unpack(void* stream, std::span<const Target> targets, double scale) {
+  const std::lock_guard guard(mutex_);
+  refuse_failed();
+  if (!packs()) throw UsageError("unpack(): these buckets unpack nothing");
+  std::map<std::tuple<DType, DType>, std::vector<PackItem>> items;
+  for (const Target& target : targets) {
+    refuse_index("unpack", target.index);
+    const GradientSpec& spec = gradients_[static_cast<size_t>(target.index)];
+    items[{spec.dtype, target.dtype}].push_back(
+        {gradient(target.index), target.data, static_cast<size_t>(spec.count())});
+  }
+  for (const auto& [dtypes, its] : items) {
+    const auto& [from, to] = dtypes;
+    driver_->devices().pack(where().device, stream, {from, to, scale}, its);
+  }
 }
 
 void GradientBuckets::refuse_failed() const {

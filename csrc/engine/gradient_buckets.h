@@ -1,10 +1,13 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -43,11 +46,18 @@ class GradientBuckets {
   /// An array on the gradients' device, with its elements in the order of the gradient's memory.
   struct Source {
     const std::byte* data;
-    DType dtype;  // the gradient's, or another that Packer::pack() casts
+    DType dtype;  // the gradient's, or another: see Packing
     double scale = 1;
   };
-  /// Whether ready() takes sources.
-  bool packs();
+  /// Whether ready() takes sources, and unpack() targets.
+  bool packs() const;
+
+  /// From the next round on: how many values of this rank's gradients are infinite or NaN. On a
+  /// device as they are in the bucket, cast and scaled.
+  /// @throws UsageError  the device has no kernels
+  void count_non_finite();
+  /// Of the last round that has ended.
+  uint64_t non_finite() const { return non_finite_; }
 
   /// Gradient `index` is in its place; launches its bucket if it was the last one missing there.
   /// @param stream  of a device, in which it was computed; null: the default one
@@ -65,6 +75,16 @@ class GradientBuckets {
   std::vector<bool> wait(int64_t timeout_ns, const std::function<void()>& interrupted = {},
                          bool for_good = true, void* stream = nullptr);
 
+  /// An array on the gradients' device, in which elements are to lie as in the gradient's memory.
+  struct Target {
+    int index;
+    std::byte* data;
+    DType dtype;  // as Source's
+  };
+  /// After wait(): copies gradients to where they are used, in a stream.
+  /// @throws UsageError  out of range, or packs() is false
+  void unpack(void* stream, std::span<const Target> targets, double scale);
+
  private:
   struct Round {
     int missing = 0;
@@ -72,10 +92,12 @@ class GradientBuckets {
   };
   struct RoundOnDevice {
     std::map<void*, std::unique_ptr<Mark>> marks = {};  // of the streams that compute gradients
-    std::map<std::tuple<void*, DType, double>, std::vector<Packer::Item>> sources = {};
+    std::map<std::tuple<void*, DType, double>, std::vector<PackItem>> sources = {};
   };
 
+  void refuse_index(const char* call, int index) const;
   void mark(int number, void* stream);
+  void note_source(int index, void* stream, const std::optional<Source>& source);
   void launch(int number, bool is_awaited);
   void fill(int number);
   void pack(int number);
@@ -89,9 +111,9 @@ class GradientBuckets {
   const int64_t first_number_;
   const std::unique_ptr<BucketMemory> memory_;
   BucketStorage& storage_;
-  std::unique_ptr<Packer> packer_;  // made when packs() is asked for
-  bool is_packer_made_ = false;
   bool is_packing_ = false;
+  std::shared_ptr<uint64_t> counter_;  // of the round, if it is counted
+  std::atomic<uint64_t> non_finite_ = 0;
   std::mutex mutex_;
   std::vector<bool> ready_;    // by gradient
   std::vector<Round> rounds_;  // by bucket

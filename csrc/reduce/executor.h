@@ -104,24 +104,19 @@ class Mark {
   virtual bool is_passed() = 0;
 };
 
-/// Copies arrays of a device to others there, many at once, in a stream of the caller's: what comes
-/// after it in that stream may overwrite the sources. Threads: one at a time.
-class Packer {
- public:
-  struct Item {
-    const std::byte* from;
-    std::byte* to;
-    size_t count;  // elements
-  };
-  virtual ~Packer() = default;
-  /// What was packed so far has been carried out.
-  virtual void start_over() = 0;
-  /// Between float32 and its narrower forms, or as it is.
-  /// @param items  no more, since start_over(), than were announced
-  /// @param scale  elements are multiplied with it, in fp32 (or fp64), before they are cast
-  /// @throws UsageError  no such cast; DeviceError
-  virtual void pack(void* stream, DType from, DType to, std::span<const Item> items,
-                    double scale) = 0;
+/// How arrays of a device are copied to others there, many at once.
+struct Packing {
+  DType from;  // that of the others, or float32 and a narrower float
+  DType to;
+  double scale = 1;  // elements are multiplied with it, in fp32 (or fp64), before they are cast
+  /// A DeviceExecutors::counter(): how many results are infinite or NaN is added to it. Null: they
+  /// are not counted.
+  uint64_t* non_finite = nullptr;
+};
+struct PackItem {
+  const std::byte* from;
+  std::byte* to;  // null: elements are counted, and not copied
+  size_t count;   // elements
 };
 
 /// The executors of devices' memory, by the devices' numbers. What a call makes is kept.
@@ -142,13 +137,16 @@ class DeviceExecutors {
   /// Waits for all that devices met so far have to do, whatever the stream. Any thread.
   virtual void synchronize() = 0;
 
-  /// Null if the device has no kernels. Any thread.
-  /// @param most_items  that it packs between two calls of start_over()
-  virtual std::unique_ptr<Packer> packer(int device, size_t most_items) {
-    static_cast<void>(device);
-    static_cast<void>(most_items);
-    return nullptr;
-  }
+  /// Whether a device has the kernels for pack(). Any thread.
+  virtual bool packs(int device) = 0;
+  /// Packs in a stream of the caller's: what comes after it there may overwrite the sources. Any
+  /// thread.
+  /// @throws UsageError  no such cast; DeviceError
+  virtual void pack(int device, void* stream, const Packing& how,
+                    std::span<const PackItem> items) = 0;
+  /// Zero; read it when the device has come past what adds to it. Any thread.
+  /// @throws OutOfMemory
+  virtual std::shared_ptr<uint64_t> counter(int device) = 0;
 
   /// Memory of a device, zero, for arrays of callers; other ranks of this host may reach it. Any
   /// thread.

@@ -22,6 +22,7 @@ from typing import Any
 import cupy
 
 import ringdl
+from ringdl import _arrays
 
 __all__ = ["Buckets"]
 
@@ -55,16 +56,32 @@ class Buckets(ringdl.Buckets):
         self,
         index: int,
         stream: int | None = None,
-        source: ringdl._engine.DeviceArray | None = None,
+        source: Any = None,
         scale: float = 1.0,
     ) -> bool:
-        """See `ringdl.Buckets.ready`; the stream is CuPy's current one."""
+        """See `ringdl.Buckets.ready`; the stream is CuPy's current one, the source CuPy's array."""
+        if isinstance(source, cupy.ndarray):
+            source = _handed(source)
         return super().ready(index, self._stream() if stream is None else stream, source, scale)
 
     def wait(self, timeout: float | None = None, stream: int | None = None) -> list[bool]:
         """See `ringdl.Buckets.wait`; the stream is CuPy's current one."""
         return super().wait(timeout, self._stream() if stream is None else stream)
 
+    def unpack(
+        self, into: Mapping[int, Any], scale: float = 1.0, stream: int | None = None
+    ) -> None:
+        """See `ringdl.Buckets.unpack`; the stream is CuPy's current one, the arrays are CuPy's."""
+        arrays = {index: _handed(array) for index, array in into.items()}
+        super().unpack(arrays, scale, self._stream() if stream is None else stream)
+
     def _stream(self) -> int:
         with cupy.cuda.Device(self.device):
             return int(cupy.cuda.get_current_stream().ptr)
+
+
+def _handed(array: cupy.ndarray) -> ringdl._engine.DeviceArray:
+    if not array.flags.c_contiguous:
+        raise ringdl.UsageError("the array is not C-contiguous; pass one that is")
+    handed: ringdl._engine.DeviceArray = _arrays.operand(array, written=False).handed
+    return handed

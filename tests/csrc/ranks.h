@@ -112,6 +112,9 @@ class PretendedDevices final : public DeviceExecutors {
     return std::make_unique<Later>();
   }
   void synchronize() override {}
+  bool packs(int) override { return false; }
+  void pack(int, void*, const Packing&, std::span<const PackItem>) override {}
+  std::shared_ptr<uint64_t> counter(int) override { return std::make_shared<uint64_t>(0); }
   std::shared_ptr<std::byte> allocate(int, size_t bytes) override {
     const auto memory = ringdl::allocate(bytes);
     std::memset(memory.get(), 0, bytes);

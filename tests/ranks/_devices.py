@@ -259,6 +259,25 @@ def check_cupy(comm: Communicator) -> None:
         assert (_numpy(gradient) == mean).all(), "gradients are kept"
         buckets.ready(index)
     assert buckets.wait() == [True, True]
+    mean = (comm.size - 1) / 2
+    buckets.count_nonfinite()
+    halves = cupy.array(np.full((4, 3), comm.rank * 2.0))
+    singles = cupy.array(np.full(3, np.inf if comm.rank == 1 else comm.rank, np.float32))
+    buckets.ready(0, source=halves, scale=0.5)
+    buckets.ready(1, source=singles)
+    assert buckets.wait() == [True, True]
+    assert buckets.nonfinite == (3 if comm.rank == 1 else 0)
+    assert (_numpy(buckets.view(0)) == mean).all()
+    assert (np.isinf(_numpy(buckets.view(1))) == (comm.size > 1)).all()
+    buckets.unpack({0: halves, 1: singles}, scale=4.0)
+    assert (_numpy(halves) == 4 * mean).all()
+    assert (_numpy(halves.T) == 4 * mean).all()
+    assert _numpy(singles).tobytes() == _numpy(buckets.view(1)).tobytes() or comm.size == 1
+    for wrong, what in (({2: halves}, "unpack(2)"), ({0: singles}, "shape"), ({0: halves.T}, "C-")):
+        with expect(ringdl.UsageError, what):
+            buckets.unpack(wrong)
+    with expect(ringdl.UsageError, "does not pack"):
+        buckets.unpack({0: cupy.array(np.zeros((4, 3), np.float32))})
     with expect(ringdl.UsageError, "make buckets for each device"):
         ringdl.cupy.Buckets({}, communicator=comm)
 

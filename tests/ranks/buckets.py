@@ -131,6 +131,25 @@ def check_ready_twice(comm: Communicator) -> None:
     buckets.wait()
 
 
+def check_what_is_not_finite_is_counted(comm: Communicator) -> None:
+    """On each rank what it has produced itself, of every dtype."""
+    specs = [(name, (70_001,), name) for name in ("float64", "float32", "float16", "bfloat16")]
+    buckets = ringdl.Buckets(specs, 100_000, communicator=comm)
+    assert buckets.nonfinite == 0
+    buckets.count_nonfinite()
+    for turn in range(3):
+        for index, view in enumerate(buckets.views()):
+            view[...] = 1
+            if comm.rank == 0 and turn == 1:
+                view[: 3 + index] = [np.nan, np.inf, -np.inf, *[np.nan] * index]
+            buckets.ready(index)
+        assert buckets.wait() == [True] * 4
+        assert buckets.nonfinite == (3 + 4 + 5 + 6 if comm.rank == 0 and turn == 1 else 0)
+        assert all(
+            np.isfinite(view[5]) == (turn != 1 or i < 3) for i, view in enumerate(buckets.views())
+        )
+
+
 @needs(ranks=2)
 def check_ranks_disagree(comm: Communicator) -> None:
     """MismatchError on all ranks; it names the first difference and who differs."""

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -193,6 +194,7 @@ std::vector<float> floats_of(int rank, size_t gradient, int turn, int64_t count)
     values[i] = static_cast<float>(
         (i * 3 + static_cast<size_t>(rank) * 7 + gradient + static_cast<size_t>(turn)) % 100);
   }
+  if (turn == 3 && rank == 0) values[0] = std::numeric_limits<float>::infinity();
   return values;
 }
 
@@ -214,7 +216,9 @@ void test_buckets(const std::shared_ptr<Driver>& driver, std::mt19937& random) {
   const auto buckets = make_buckets(driver, specs, side, 0);
   CHECK(buckets->packs());
   const int size = driver->size();
-  for (int turn = 0; turn < 3; ++turn) {
+  buckets->count_non_finite();
+  for (int turn = 0; turn < 4; ++turn) {
+    uint64_t non_finite = 0;
     const auto is_missing = [&](size_t gradient, int rank) {
       return gradient == 1 || (gradient == 3 && rank == turn % size);
     };
@@ -223,6 +227,7 @@ void test_buckets(const std::shared_ptr<Driver>& driver, std::mt19937& random) {
       const std::vector<float> floats = floats_of(driver->rank(), i, turn, specs[i].shape[0]);
       Values bits(floats.size());
       std::memcpy(bits.data(), floats.data(), bits.size() * sizeof(float));
+      non_finite += turn == 3 && driver->rank() == 0;
       const auto index = static_cast<int>(i);
       if (i % 2 == 0) {
         side.write(buckets->gradient(index), bits);
@@ -249,7 +254,16 @@ void test_buckets(const std::shared_ptr<Driver>& driver, std::mt19937& random) {
       CHECK_EQ(produced[i], is_produced);
       const Values found = side.read(buckets->gradient(static_cast<int>(i)), sums.size());
       CHECK(std::memcmp(found.data(), sums.data(), sums.size() * sizeof(float)) == 0);
+      if (turn < 3) continue;
+      const auto unpacked = side.array(Values(sums.size(), -1));
+      const GradientBuckets::Target target{static_cast<int>(i),
+                                           reinterpret_cast<std::byte*>(unpacked), DType::kFloat32};
+      buckets->unpack(side.stream(), {&target, 1}, 2.0);
+      for (float& sum : sums) sum *= 2.0f;
+      const Values doubled = side.read(unpacked, sums.size());
+      CHECK(std::memcmp(doubled.data(), sums.data(), sums.size() * sizeof(float)) == 0);
     }
+    CHECK_EQ(buckets->non_finite(), non_finite);
   }
 }
 

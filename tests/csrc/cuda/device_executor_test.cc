@@ -11,8 +11,9 @@
 #include "base/error.h"
 #include "check.h"
 #include "cuda/executor.h"
-#include "cuda/packer.h"
+#include "cuda/pack.h"
 #include "cuda/pretended_driver.h"
+#include "reduce/finite.h"
 
 using namespace ringdl;
 using namespace ringdl::cuda;
@@ -130,7 +131,8 @@ float as_float(DType dtype, const std::byte* at) {
   return value;
 }
 
-// Many arrays of odd sizes at odd places by one launch, cast and multiplied as the codec would.
+// Many arrays of odd sizes at odd places by one launch, cast and multiplied as the codec would; and
+// those counted that are not finite.
 void test_packing(Device& device) {
   std::mt19937 random(11);
   struct Casting {
@@ -145,7 +147,7 @@ void test_packing(Device& device) {
     castings.push_back({each, DType::kFloat32});
   }
   std::vector<size_t> counts = {0, 1, 8191, 8192, 8193, 20'000};
-  for (int i = 0; i < 100; ++i) counts.push_back(random() % 300);
+  for (int i = 0; i < 300; ++i) counts.push_back(random() % 300);
   for (const auto& [from, to] : castings) {
     for (const double scale : {1.0, 0.25, 1.0 / 3}) {
       for (const size_t shift : {0, 1}) {  // elements from a vector's boundary
@@ -163,7 +165,7 @@ void test_packing(Device& device) {
         device.copy(sources.get(), values.data(), values.size());
         device.copy(targets.get(), packed.data(), packed.size());
         std::vector<std::byte> expected = packed;
-        std::vector<Packer::Item> items;
+        std::vector<PackItem> items;
         for (size_t i = 0; i < counts.size(); ++i) {
           const size_t begin = begins[i] + shift;
           items.push_back({sources.get() + begin * item_bytes(from),
@@ -190,22 +192,30 @@ void test_packing(Device& device) {
             }
           }
         }
-        DevicePacker packer(device, counts.size());
-        const std::span<const Packer::Item> all(items);
-        packer.pack(nullptr, from, to, all.first(40), scale);
-        packer.pack(nullptr, from, to, all.subspan(40), scale);
+        pack(device, nullptr, {from, to, scale}, items);
         device.synchronize();
         device.copy(packed.data(), targets.get(), packed.size());
         CHECK(packed == expected);
-        packer.start_over();
-        packer.pack(nullptr, from, to, all, 1);
+
+        uint64_t non_finite = 0;
+        for (size_t i = 0; i < counts.size(); ++i) {
+          const std::byte* const its = &expected[(begins[i] + shift) * item_bytes(to)];
+          non_finite += count_non_finite(to, its, counts[i]);
+        }
+        CHECK(non_finite > 0);
+        const std::shared_ptr<uint64_t> counter = device.counter();
+        for (PackItem& item : items) item.to = nullptr;
+        for (const uint64_t times : {1, 2}) {
+          pack(device, nullptr, {from, to, scale, counter.get()}, items);
+          device.synchronize();
+          CHECK_EQ(*counter, times * non_finite);
+        }
       }
     }
   }
-  DevicePacker packer(device, 1);
-  const Packer::Item item{nullptr, nullptr, 0};
+  const PackItem item{nullptr, nullptr, 1};
   try {
-    packer.pack(nullptr, DType::kFloat16, DType::kBFloat16, {&item, 1}, 1);
+    pack(device, nullptr, {DType::kFloat16, DType::kBFloat16}, {&item, 1});
     CHECK(false);
   } catch (const UsageError& error) {
     CHECK_EQ(std::string(error.what()), "a device does not pack float16 as bfloat16");
