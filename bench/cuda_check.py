@@ -91,8 +91,10 @@ def build(report: dict[str, Any]) -> bool:
             "--log-level=WARNING",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dnanobind_DIR={nanobind.cmake_dir()}",
+            "-DRINGDL_TESTS=ON",
         ],
         ["cmake", "--build", folder],
+        ["cmake", "--build", folder, "--target", "device_executor_test"],
         ["cmake", "--install", folder, "--prefix", str(ROOT)],
     ]
     for words in commands:
@@ -146,59 +148,55 @@ def collectives(report: dict[str, Any]) -> bool:
 def training(report: dict[str, Any]) -> bool:
     """The CPU's checks of ringdl.torch, with tensors on the device."""
     variables = {"RINGDL_TEST_DEVICE": "cuda"}
-    return checks(
-        report,
-        [
-            (f"{module}, {count} ranks", count, (module,), variables)
-            for module in TORCH
-            for count in (2,)
-        ]
-        + [("torch_training, 3 ranks", 3, ("torch_training",), variables)],
-    )
+    cases = [(f"{module}, 2 ranks", 2, (module,), variables) for module in TORCH]
+    return checks(report, [("torch_training, 3 ranks", 3, TORCH[:1], variables), *cases])
 
 
 def libraries(report: dict[str, Any]) -> bool:
-    """DDP, FSDP2 and Numba; graphs; 100,000 works."""
+    """JAX, DDP, FSDP2 and Numba; graphs; 100,000 works."""
+    lazily = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # ranks share the device's memory
     variables = {"RINGDL_TEST_DEVICE": "cuda"}
-    return checks(report, [(f"{n} ranks", n, ("_on_cuda",), variables) for n in (1, 2)])
+    cases = [(f"{n} ranks", n, ("_on_cuda",), variables) for n in (1, 2)]
+    return checks(report, [("JAX, 2 ranks", 2, ("_jax",), lazily), *cases])
 
 
-def sanitizer(report: dict[str, Any]) -> bool:
-    """NVIDIA's compute-sanitizer over the collectives of one rank."""
-    if shutil.which("compute-sanitizer") is None:
-        report["said"] = "not here"
-        return True
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29571"}
+def kernels(report: dict[str, Any]) -> bool:
+    """Each kernel, dtype and reduction: the CPU's bits; also under NVIDIA's compute-sanitizer."""
+    test = [str(ROOT / "build" / "cuda" / "tests" / "device_executor_test")]
+    cases = {"the CPU's bits": (test, 60)}
+    if shutil.which("compute-sanitizer") is not None:
+        for tool in ("memcheck", "racecheck"):
+            words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+            cases[tool] = ([*words, *test], 120)
     is_well = True
-    for tool in ("memcheck", "racecheck"):
-        words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable]
-        code, output = run([*words, "-m", "tests.ranks", "_devices", "--quick"], 150, **variables)
-        report[tool] = [line for line in output.splitlines() if line.startswith("=========")][-1:]
-        if code != 0:
-            report[f"{tool}: output"] = output[-3000:]
-            is_well = False
+    for name, (words, limit) in cases.items():
+        code, output = run(words, limit, RINGDL_TEST_DRIVER="real")
+        report[name] = output.splitlines()[-2:] if code == 0 else output[-3000:]
+        is_well &= code == 0
     return is_well
 
 
 def speed(report: dict[str, Any]) -> bool:
     """Copies, allreduces and a training step of two ranks that share the device."""
     answer = ROOT / "build" / "cuda-speed.json"
-    answer.unlink(missing_ok=True)
-    code, output = run(ranks(2, "bench/cuda_ranks.py", str(answer)), 200)
-    if code != 0 or not answer.exists():
-        report["output"] = output[-4000:]
-        return False
-    report.update(json.loads(answer.read_text()))
+    for peers in ("1", "0"):
+        answer.unlink(missing_ok=True)
+        words = ranks(2, "bench/cuda_ranks.py", str(answer))
+        code, output = run(words, 150, RINGDL_CUDA_PEERS=peers)
+        if code != 0 or not answer.exists():
+            report["output"] = output[-4000:]
+            return False
+        report.update(json.loads(answer.read_text()))
     return True
 
 
 STEPS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "build": build,
     "doctor": doctor,
+    "kernels": kernels,
     "collectives": collectives,
     "training": training,
     "libraries": libraries,
-    "sanitizer": sanitizer,
     "speed": speed,
 }
 
@@ -232,8 +230,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _text(report: dict[str, Any]) -> str:
-    return "\n".join(f"  {key}: {value}" for key, value in report.items())
+def _text(report: dict[str, Any], indent: str = "  ") -> str:
+    lines = []
+    for key, value in report.items():
+        inner = f"\n{_text(value, indent + '  ')}" if isinstance(value, dict) else f" {value}"
+        lines.append(f"{indent}{key}:{inner}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -148,6 +148,14 @@ class Settings:
         "1",
         "0: ranks of one host exchange messages instead of using one another's memory.",
     )
+    cuda_peers: bool = _setting(
+        "RINGDL_CUDA_PEERS",
+        _BOOLEAN,
+        True,
+        "1",
+        "0: ranks of one host do not use the memory of one another's CUDA devices: arrays go by "
+        "way of the CPU's memory.",
+    )
     check_replicas: bool = _setting(
         "RINGDL_CHECK_REPLICAS",
         _BOOLEAN,

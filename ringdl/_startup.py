@@ -178,6 +178,8 @@ def _agree(
     shared.checks_replicas = agreed.check_replicas
     engine.set_join_answers_allreduces_only(agreed.join == "allreduce")
     engine.set_watchdog(agreed.watchdog, agreed.debug)
+    if not agreed.cuda_peers:
+        engine.use_no_device_peers()
     no_memory = None
     if agreed.shared_memory and communicator.host_count < communicator.size:
         no_memory = share_memory(communicator, hosts.numbers)

@@ -87,13 +87,14 @@ def test_core_without_shared_memory(mpi_python: str) -> None:
     assert code == 0, output
 
 
-@pytest.mark.parametrize(("ranks", "shared"), [(1, "1"), (2, "1"), (3, "1"), (3, "0")])
-def test_core_on_a_device(mpi_python: str, ranks: int, shared: str) -> None:
-    settings = {
-        "LD_LIBRARY_PATH": pretended_cuda(),
-        "RINGDL_SHARED_MEMORY": shared,
-        "RINGDL_PRETENDED_SEED": str(ranks),
-    }
+@pytest.mark.parametrize(
+    ("ranks", "setting"),
+    [(1, ""), (2, ""), (3, ""), (3, "RINGDL_SHARED_MEMORY"), (2, "RINGDL_CUDA_PEERS")],
+)
+def test_core_on_a_device(mpi_python: str, ranks: int, setting: str) -> None:
+    """And with what is shared between ranks turned off."""
+    settings = {"LD_LIBRARY_PATH": pretended_cuda(), "RINGDL_PRETENDED_SEED": str(ranks)}
+    settings |= {setting: "0"} if setting else {}
     code, output = start_job(mpi_python, ranks, "_devices", **settings)
     assert code == 0, output
 

@@ -297,6 +297,7 @@ void bind_communicator(nb::module_& module) {
           },
           nb::arg("hosts"))
       .def("close_window", [](Communicator& self) { self.window.reset(); })
+      .def("use_no_device_peers", [](Communicator& self) { self.driver->devices().use_no_peers(); })
       .def("allocate", &allocate_array, nb::arg("byte_count"))
       .def(
           "allocate_on",

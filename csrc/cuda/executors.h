@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -46,7 +47,9 @@ class Executors final : public DeviceExecutors {
   std::shared_ptr<std::byte> device_stage(int device, size_t bytes) override {
     return blocks_->take(Device::of(device), bytes, SharedBlocks::Use::kExecutor);
   }
+  void use_no_peers() override { has_peers_ = false; }
   DevicePlace place_of(int device, const std::byte* data, size_t bytes) override {
+    if (!has_peers_) return {};
     if (!Device::of(device).load_kernels().empty()) return {};
     return blocks_->place_of(data, bytes);
   }
@@ -76,6 +79,7 @@ class Executors final : public DeviceExecutors {
     return *executor;
   }
 
+  std::atomic<bool> has_peers_ = true;
   std::mutex mutex_;
   ByDevice first_, second_;
   const std::shared_ptr<StagePool> stages_ = std::make_shared<StagePool>();

@@ -148,6 +148,8 @@ class DeviceExecutors {
   /// @throws OutOfMemory
   virtual std::shared_ptr<uint64_t> counter(int device) = 0;
 
+  /// From now on no array lies where others could reach it: see place_of(). Call it at first.
+  virtual void use_no_peers() = 0;
   /// Memory of a device, zero, for arrays of callers; other ranks of this host may reach it. Any
   /// thread.
   /// @throws UsageError, OutOfMemory

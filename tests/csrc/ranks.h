@@ -112,6 +112,7 @@ class PretendedDevices final : public DeviceExecutors {
     return std::make_unique<Later>();
   }
   void synchronize() override {}
+  void use_no_peers() override {}
   bool packs(int) override { return false; }
   void pack(int, void*, const Packing&, std::span<const PackItem>) override {}
   std::shared_ptr<uint64_t> counter(int) override { return std::make_shared<uint64_t>(0); }

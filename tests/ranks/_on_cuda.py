@@ -119,8 +119,8 @@ def check_graphs_are_refused() -> None:
 
 
 def check_nothing_grows(comm: Communicator) -> None:
-    """Memory of the device, files and threads, after many small works."""
-    x = torch.ones(256)
+    """Memory of the device, files and threads, after many small works, 100 of them at once."""
+    xs = [torch.ones(256) for _ in range(100)]
 
     def held() -> tuple[int, int, int]:
         gc.collect()
@@ -128,13 +128,15 @@ def check_nothing_grows(comm: Communicator) -> None:
         tasks, files = (len(list(Path("/proc/self", name).iterdir())) for name in ("task", "fd"))
         return torch.cuda.mem_get_info()[0], tasks, files
 
-    for _ in range(1000):
-        comm.allreduce_(x)
-    comm.barrier()
+    def use(times: int) -> None:
+        for _ in range(times // len(xs)):
+            for work in [comm.allreduce_async_(x) for x in xs]:
+                work.wait()
+        comm.barrier()
+
+    use(1000)
     before = held()
-    for _ in range(WORKS):
-        comm.allreduce_(x)
-    comm.barrier()
+    use(WORKS)
     after = held()
     assert before[0] - after[0] < 4 << 20, "of the device, by all ranks"
     assert after[1:] == before[1:], (before, after)
