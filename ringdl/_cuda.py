@@ -136,6 +136,18 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     return np.dtype(dtype.name)
 
 
+def copied_to_host(array: DeviceArray) -> np.ndarray[Any, Any]:
+    """Its elements, flat, after what is in its stream."""
+    flat = np.empty(math.prod(array.shape), numpy_dtype(array.dtype))
+    _engine.cuda_copy(array.device, flat.ctypes.data, array.address, flat.nbytes, array.stream)
+    return flat
+
+
+def copy_from_host(flat: np.ndarray[Any, Any], array: DeviceArray) -> None:
+    """The way back, in the same stream."""
+    _engine.cuda_copy(array.device, array.address, flat.ctypes.data, flat.nbytes, array.stream)
+
+
 class Array:
     """A dense array in a device's memory: new, of any content, or over memory that is there.
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import astuple
 
-from ringdl import _cuda_mpi, _doctor, _mpi, _tuning
+from ringdl import _cuda_mpi, _doctor, _mpi, _nccl, _tuning
 from ringdl._doctor import Check
 from ringdl._launch import Launcher, StoreJob
 
@@ -80,17 +80,20 @@ def gather(own: Sequence[Check]) -> list[Check]:
     ]
     devices = communicator.allgather_object(communicator.local_device)
     if any(device is not None for device in devices):
-        checks.append(check_devices(devices, communicator._hosts(), _cuda_mpi.tried(communicator)))
+        version = _nccl.version()
+        nccl = f"NCCL {version} reduces there, too" if version else f"no NCCL: {_nccl.library()[1]}"
+        ways = f"{_cuda_mpi.tried(communicator)}; {nccl}"
+        checks.append(check_devices(devices, communicator._hosts(), ways))
     return checks
 
 
-def check_devices(devices: Sequence[int | None], hosts: Sequence[int], mpi: str) -> Check:
+def check_devices(devices: Sequence[int | None], hosts: Sequence[int], ways: str) -> Check:
     """Which rank is to use which device.
 
     Args:
         devices: each rank's, by its number there; None if it has none.
         hosts: the number of each rank's host.
-        mpi: whether MPI takes arrays on devices.
+        ways: whether MPI and NCCL take arrays on devices.
     """
     places: dict[tuple[int, int | None], list[int]] = {}
     for rank, place in enumerate(zip(hosts, devices, strict=True)):
@@ -101,7 +104,7 @@ def check_devices(devices: Sequence[int | None], hosts: Sequence[int], mpi: str)
         what = "no device" if device is None else f"device {device}"
         words.append(f"{_doctor.name_ranks(ranks)} {have} {what}")
     is_shared = any(len(ranks) > 1 for ranks in places.values())
-    return Check("devices", "note" if is_shared else "ok", f"{', '.join(words)}; {mpi}")
+    return Check("devices", "note" if is_shared else "ok", f"{', '.join(words)}; {ways}")
 
 
 def check_ranks(hosts: Sequence[int], memory_hosts: Sequence[int], *, has_threads: bool) -> Check:

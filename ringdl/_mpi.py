@@ -13,7 +13,7 @@ from typing import Any
 from ringdl import _children, _engine, _hydra, _timeline
 from ringdl._arrays import Operand
 from ringdl._cores import read_cores
-from ringdl._engine import Reduction
+from ringdl._engine import DeviceArray, Reduction
 from ringdl._errors import UsageError
 from ringdl._launch import Launcher
 
@@ -199,7 +199,7 @@ def allreduce(comm: Any, operand: Operand, op: Reduction) -> None:
 
     Args:
         comm: from `own_communicator`.
-        operand: a contiguous array, of a dtype that MPI has.
+        operand: a contiguous array, of a dtype that MPI has; on a device by way of a copy.
         op: the average divides after the sum.
 
     Raises:
@@ -222,7 +222,13 @@ def allreduce(comm: Any, operand: Operand, op: Reduction) -> None:
             f"MPI has no allreduce of {dtype}; take one of {', '.join(types)}, or another algorithm"
         )
     array = operand.array
-    flat = (array.numpy() if hasattr(array, "numpy") else array).reshape(-1)
+    on_device = operand.handed if isinstance(operand.handed, DeviceArray) else None
+    if on_device is not None:
+        from ringdl import _cuda
+
+        flat = _cuda.copied_to_host(on_device)
+    else:
+        flat = (array.numpy() if hasattr(array, "numpy") else array).reshape(-1)
     ops = {
         Reduction.Sum: MPI.SUM,
         Reduction.Average: MPI.SUM,
@@ -242,6 +248,8 @@ def allreduce(comm: Any, operand: Operand, op: Reduction) -> None:
         size = flat.dtype.type(comm.Get_size())
         flat -= flat % size if flat.dtype.kind == "u" else _remainder(flat, size)
         flat //= size
+    if on_device is not None:
+        _cuda.copy_from_host(flat, on_device)
 
 
 def _remainder(values: Any, size: Any) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 from ringdl._engine import Algorithm
 from ringdl._errors import UsageError
 
-ALGORITHMS = tuple(algorithm.name for algorithm in Algorithm if algorithm != Algorithm.mpi)
-"""Values of RINGDL_ALGORITHM. MPI's own allreduce is not for all calls: it must be alone."""
+ALGORITHMS = tuple(each.name for each in Algorithm if each not in (Algorithm.mpi, Algorithm.nccl))
+"""Values of RINGDL_ALGORITHM: not those of other libraries, which must be alone."""
 
 RANK_PROCESS = "RINGDL_RANK_PROCESS"
 """Marks a rank for its children (`ringdl._children`)."""

@@ -92,8 +92,9 @@ def test_core_without_shared_memory(mpi_python: str) -> None:
     [(1, ""), (2, ""), (3, ""), (3, "RINGDL_SHARED_MEMORY"), (2, "RINGDL_CUDA_PEERS")],
 )
 def test_core_on_a_device(mpi_python: str, ranks: int, setting: str) -> None:
-    """And with what is shared between ranks turned off."""
+    """Three ranks have one each, two share one; and with what they share turned off."""
     settings = {"LD_LIBRARY_PATH": pretended_cuda(), "RINGDL_PRETENDED_SEED": str(ranks)}
+    settings["RINGDL_PRETENDED_DEVICES"] = "3" if ranks == 3 else "1"
     settings |= {setting: "0"} if setting else {}
     code, output = start_job(mpi_python, ranks, "_devices", **settings)
     assert code == 0, output

@@ -1,7 +1,10 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+
+#include <optional>
 
 #include "binding/binding.h"
 #include "cuda/device.h"
@@ -29,6 +32,9 @@ void bind_cuda(nb::module_& module) {
           "address",
           [](const DeviceArray& self) { return reinterpret_cast<uintptr_t>(self.view.data); })
       .def_prop_ro("device", [](const DeviceArray& self) { return self.view.memory.device; })
+      .def_prop_ro(
+          "stream",
+          [](const DeviceArray& self) { return reinterpret_cast<uintptr_t>(self.view.stream); })
       .def_ro("owner", &DeviceArray::owner);
   nb::class_<cuda::DeviceFacts>(module, "CudaDevice")
       .def_ro("name", &cuda::DeviceFacts::name)
@@ -89,6 +95,30 @@ void bind_cuda(nb::module_& module) {
       },
       nb::arg("device"), nb::arg("into"), nb::arg("from_address"), nb::arg("byte_count"),
       nb::arg("stream"));
+  nb::class_<Mark>(module, "CudaMark").def("is_passed", &Mark::is_passed);
+  module.def(
+      "cuda_mark",
+      [](int device, uintptr_t stream) {
+        return cuda::Device::of(device).mark(reinterpret_cast<cuda::Stream>(stream));
+      },
+      nb::arg("device"), nb::arg("stream"));
+  // Of a thread: what is called within `with` finds the device's context current.
+  struct CurrentDevice {
+    int device;
+    std::optional<cuda::Device::Current> current;
+  };
+  nb::class_<CurrentDevice>(module, "CudaCurrent")
+      .def(
+          "__init__", [](CurrentDevice* self, int device) { new (self) CurrentDevice{device, {}}; },
+          nb::arg("device"))
+      .def(
+          "__enter__",
+          [](CurrentDevice& self) -> CurrentDevice& {
+            self.current.emplace(cuda::Device::of(self.device));
+            return self;
+          },
+          nb::rv_policy::reference)
+      .def("__exit__", [](CurrentDevice& self, const nb::args&) { self.current.reset(); });
   module.def(
       "cuda_device_of",
       [](uintptr_t address) {

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 import ringdl
-from ringdl import Communicator, _cuda, _engine
+from ringdl import Communicator, _cuda, _engine, _nccl
 from ringdl._frameworks import cuda
 from ringdl._training import Gradients, Spec
 from ringdl._training.store import Store
@@ -290,6 +290,41 @@ def _numpy(array: Any) -> Array:
     return array.numpy() if hasattr(array, "numpy") else array.get()
 
 
+def check_by_other_libraries(comm: Communicator) -> None:
+    """MPI's own allreduce by way of a copy; NCCL's, where each rank has a device of its own."""
+    algorithms = ["mpi"] * (comm._shared.mpi is not None) + ["nccl"] * has_nccl(comm)
+    device = comm.local_device or 0
+    for algorithm in algorithms:
+        for count, dtype, op in dtypes_and_reductions(0, 1, 2003, 40_011):
+            name = dtype.name
+            lacks = {"mpi": ("float16", "bfloat16", "bool"), "nccl": ("int16", "bool")}[algorithm]
+            is_bits = op in (ringdl.BitAnd, ringdl.BitOr, ringdl.BitXor)
+            is_quotient = op == ringdl.Average and dtype.kind in "iu"
+            arrays = [random_array(rank, count, dtype, op, 7) for rank in range(comm.size)]
+            if dtype.kind in "iu":  # nothing overflows: MPI may saturate there
+                arrays = [np.fmod(x, dtype.type(2 if op == ringdl.Product else 10)) for x in arrays]
+            mine = on_device(arrays[comm.rank], device)
+            if name in lacks or (algorithm == "nccl" and (is_bits or is_quotient)):
+                with expect(ringdl.UsageError, "has no allreduce of"):
+                    comm.allreduce_(mine, op, algorithm=algorithm)  # type: ignore[arg-type]
+                continue
+            assert comm.allreduce_(mine, op, algorithm=algorithm) is mine  # type: ignore[arg-type]
+            reduced(arrays, op).check(mine.numpy(), f"{op.name} of {count} {dtype} by {algorithm}")
+    with expect(ringdl.UsageError, "CPU's memory"):
+        comm.allreduce(np.ones(3), algorithm="nccl")
+    x = on_device(np.ones(3), device)
+    with expect(ringdl.UsageError, "blocking only"):
+        comm.allreduce_async(x, algorithm="nccl")
+    if comm.size > len(_engine.cuda_devices()) and _nccl.library()[0] is not None:
+        with expect(ringdl.UsageError, "share a CUDA device"):
+            comm.allreduce(x, algorithm="nccl")
+    assert (comm.allreduce(x, ringdl.Sum).numpy() == comm.size).all()
+
+
+def has_nccl(comm: Communicator) -> bool:
+    return _nccl.library()[0] is not None and comm.size <= len(_engine.cuda_devices())
+
+
 @needs(ranks=2)
 def check_messages(comm: Communicator) -> None:
     if comm.rank == 0:
@@ -352,7 +387,7 @@ def check_wrong_use(comm: Communicator) -> None:
     for wrong in (99, "cuda:99"):
         with expect(ringdl.UsageError, "there is no CUDA device 99"):
             comm.empty(3, device=wrong)
-    assert comm.empty(3, device="cuda").device == 0
+    assert comm.empty(3, device="cuda").device == comm.local_device
     for dtype in ("complex64", "uint16"):
         with expect(ringdl.UsageError, f"dtype {dtype} are not supported"):
             comm.allreduce_(_cuda.Array((3,), np.dtype(dtype), 0), name=f"wrong {dtype}")

@@ -11,7 +11,7 @@ namespace {
 // By the value of their ids.
 constexpr const AllreduceAlgorithm* kAlgorithms[] = {
     &kRingAlgorithm,   &kDoublingAlgorithm,     &kMpiAlgorithm,
-    &kDirectAlgorithm, &kHierarchicalAlgorithm,
+    &kDirectAlgorithm, &kHierarchicalAlgorithm, &kNcclAlgorithm,
 };
 
 }  // namespace
