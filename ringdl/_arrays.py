@@ -169,6 +169,11 @@ def operand(x: Any, *, written: bool) -> Operand:
     return Operand(x, array, framework.handed(array), dtype, framework)
 
 
+def as_it_lies(x: Any) -> Any:
+    """What the engine takes for a dense array, in the order of its memory, whatever the strides."""
+    return _framework(x).handed(x)
+
+
 def in_numpy(x: Any) -> np.ndarray | None:
     """See `Framework.in_numpy`; None if it is no array."""
     framework = framework_of(x)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from ringdl import _engine
+from ringdl import _arrays, _engine
 from ringdl._errors import UsageError
 from ringdl._work import Work, seconds_of
 
@@ -65,6 +65,14 @@ class Base:
             for name in names:
                 text = name if isinstance(name, str) else ""
                 self._engine.refuse(kind, text, group or self._group, str(error))
+
+    def _copy_of(self, x: Any, kind: _engine.Kind, name: str | None) -> Any:
+        """For a call of this kind and name: see `ringdl._arrays.copy_of`."""
+        try:
+            return _arrays.copy_of(x)
+        except Exception as error:
+            self._refuse(error, kind, name)
+            raise
 
     @contextmanager
     def _telling(self, kind: _engine.Kind, *names: str | None) -> Iterator[None]:

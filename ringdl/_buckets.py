@@ -206,6 +206,8 @@ class Buckets:
         try:
             if source is None and self.device is None:
                 return self._buckets.ready(index)
+            if source is not None:
+                self._refuse_unlike("ready", index, source)
             is_launched = self._buckets.ready_on_device(index, stream, source, scale)
         except TypeError:
             raise UsageError(f"ready({index!r}): pass the number of a gradient") from None
@@ -253,12 +255,20 @@ class Buckets:
             UsageError: there is no such gradient, or such a cast; or `packs` is False.
         """
         for index, array in into.items():
-            shape = tuple(self._gradients[index][1]) if 0 <= index < len(self._gradients) else None
-            if shape is not None and tuple(array.shape) != shape:
-                raise UsageError(
-                    f"unpack(): gradient {index} has shape {shape}, and its array {array.shape}"
-                )
+            self._refuse_unlike("unpack", index, array)
         self._buckets.unpack(list(into.items()), scale, stream)
+
+    def _refuse_unlike(self, call: str, index: int, array: DeviceArray) -> None:
+        if not isinstance(array, DeviceArray):
+            raise UsageError(f"{call}({index!r}): pass a DeviceArray, not {type(array).__name__}")
+        if not 0 <= index < len(self._gradients):
+            return  # the engine says so
+        shape = self._gradients[index][1]
+        if list(array.shape) != list(shape) or array.device != self.device:
+            raise UsageError(
+                f"{call}({index}): the gradient has shape {tuple(shape)} on device {self.device}, "
+                f"the array {tuple(array.shape)} on device {array.device}"
+            )
 
     def count_nonfinite(self) -> None:
         """From now on, count the infinite and NaN values among the gradients of this rank.

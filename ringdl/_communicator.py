@@ -216,7 +216,8 @@ class Communicator(Reductions, Objects):
 
         Where all ranks of a communicator are on one host and pass such arrays, an allreduce reads
         each of them once and writes each once, and nothing else. The array belongs to the caller
-        like any other; its memory is given back when nothing refers to it any more.
+        like any other; its memory is given back when nothing refers to it any more. That of a
+        device is kept for the next such array of about its size, as other ranks may reach it.
 
         Args:
             shape: a number of elements, or extents.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -67,7 +68,8 @@ def device_of_rank(local_rank: int, local_size: int) -> int | None:
     count = len(_engine.cuda_devices())
     if count == 0:
         return None
-    if count < local_size and local_rank == 0:
+    is_own = count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ  # maybe each rank sees its own
+    if count < local_size and local_rank == 0 and not is_own:
         warn(f"{local_size} ranks of this host share {count} CUDA device{'s' * (count > 1)}")
     return local_rank % count
 
@@ -200,7 +202,7 @@ class Array:
         """A copy in the CPU's memory."""
         flat = np.empty(math.prod(self.shape), self.dtype)
         _engine.cuda_copy(self.device, flat.ctypes.data, self.address, self.nbytes, DEFAULT_STREAM)
-        return np.ascontiguousarray(self._arranged(flat))
+        return np.array(self._arranged(flat), order="C")
 
     def set(self, values: Any) -> Array:
         """Copy values of the same shape into it; returns it."""

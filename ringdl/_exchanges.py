@@ -25,7 +25,7 @@ class Exchanges(Base):
         self, x: AnyArray, root: int = 0, name: str | None = None, timeout: float | None = None
     ) -> AnyArray:
         """Like `broadcast_`, into a new array; `x` is not changed."""
-        copy: AnyArray = _arrays.copy_of(x)
+        copy: AnyArray = self._copy_of(x, Kind.broadcast, name)
         return self.broadcast_(copy, root, name, timeout)
 
     def broadcast_(
@@ -58,7 +58,7 @@ class Exchanges(Base):
         self, x: AnyArray, root: int = 0, name: str | None = None
     ) -> Work[AnyArray]:
         """Like `broadcast`, but return at once."""
-        return self._broadcast(name, _arrays.copy_of(x), root, is_async=True)
+        return self._broadcast(name, self._copy_of(x, Kind.broadcast, name), root, is_async=True)
 
     def broadcast_async_(
         self, x: AnyArray, root: int = 0, name: str | None = None

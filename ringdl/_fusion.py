@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,21 +15,26 @@ Part = tuple[Operand, list[Operand]]
 """What is reduced at once, and the operands that were copied into it, if they were."""
 
 
-def fuse(operands: Sequence[Operand]) -> list[Part]:
-    """Join operands of at most `FUSED_BYTES`, of one kind and dtype, to flat ones, in their order.
+def grouped(operands: Sequence[Operand]) -> list[list[Operand]]:
+    """Those of at most `FUSED_BYTES`, of one kind and dtype, together, in their order.
 
     A function of the kinds, dtypes and sizes alone, so that all ranks join alike.
     """
     small: dict[tuple[type, str, str, Any], list[Operand]] = {}
     for operand in operands:
-        if operand.array.nbytes <= FUSED_BYTES:
+        byte_count = math.prod(operand.array.shape) * operand.array.dtype.itemsize
+        if byte_count <= FUSED_BYTES:
             where = str(operand.handed.device) if hasattr(operand.handed, "device") else ""
             key = (type(operand.array), where, str(operand.array.dtype), operand.dtype)
             small.setdefault(key, []).append(operand)
-    joined = [group for group in small.values() if len(group) > 1]
-    is_joined = {id(operand) for group in joined for operand in group}
-    parts: list[Part] = [(_join(group), group) for group in joined]
-    return parts + [(operand, []) for operand in operands if id(operand) not in is_joined]
+    groups = [group for group in small.values() if len(group) > 1]
+    is_joined = {id(operand) for group in groups for operand in group}
+    return groups + [[operand] for operand in operands if id(operand) not in is_joined]
+
+
+def joined(group: Sequence[Operand]) -> Part:
+    """What reduces a group at once: several are copied into a flat one."""
+    return (group[0], []) if len(group) == 1 else (_join(group), list(group))
 
 
 def split(part: Part) -> None:

@@ -71,8 +71,10 @@ class Reductions(Base):
             StallError: some rank has not arrived in time.
             UsageError: not an array that can be reduced.
         """
-        x = _arrays.copy_of(x)
-        return self.allreduce_(x, op, name, timeout, algorithm=algorithm, compression=compression)
+        copy: AnyArray = self._copy_of(x, Kind.allreduce, name)
+        return self.allreduce_(
+            copy, op, name, timeout, algorithm=algorithm, compression=compression
+        )
 
     def allreduce_(
         self,
@@ -113,8 +115,8 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> Work[AnyArray]:
         """Like `allreduce`, but return at once. Wait for the returned work to get the array."""
-        x = _arrays.copy_of(x)
-        return self.allreduce_async_(x, op, name, algorithm=algorithm, compression=compression)
+        copy: AnyArray = self._copy_of(x, Kind.allreduce, name)
+        return self.allreduce_async_(copy, op, name, algorithm=algorithm, compression=compression)
 
     def allreduce_async_(
         self,
@@ -138,8 +140,8 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> list[AnyArray]:
         """Like `allreduce` of each array, in fewer messages: see `grouped_allreduce_async_`."""
-        copies = [_arrays.copy_of(x) for x in xs]
-        return self._grouped_allreduce(copies, op, name, compression, timeout).wait(timeout)
+        work = self._grouped_allreduce(xs, op, name, compression, timeout, copies=True)
+        return work.wait(timeout)
 
     def grouped_allreduce_(
         self,
@@ -162,8 +164,7 @@ class Reductions(Base):
         compression: CompressionName | None = None,
     ) -> GroupedWork[AnyArray]:
         """Like `grouped_allreduce`, but return at once."""
-        copies = [_arrays.copy_of(x) for x in xs]
-        return self.grouped_allreduce_async_(copies, op, name, compression=compression)
+        return self._grouped_allreduce(xs, op, name, compression, copies=True)
 
     def grouped_allreduce_async_(
         self,
@@ -199,24 +200,31 @@ class Reductions(Base):
         name: str | None,
         compression: CompressionName | None,
         timeout: float | None = None,
+        *,
+        copies: bool = False,
     ) -> GroupedWork[AnyArray]:
         operands: list[_arrays.Operand] = []
-        refused: UsageError | None = None
+        refused: Exception | None = None
         try:
             seconds_of(0 if timeout is None else timeout)
         except UsageError as error:
             refused = error
         for x in xs:
             try:
-                operand = _arrays.operand(x, written=True)
+                operand = _arrays.operand(_arrays.copy_of(x) if copies else x, written=True)
                 _arrays.dtype_of(operand)
                 operands.append(operand)
                 _operation(op, operand)
-            except UsageError as error:
+            except Exception as error:
                 refused = refused or error
-        parts = _parts(operands, op)
+        groups = [[each] for each in operands] if op is Adasum else _fusion.grouped(operands)
+        parts: list[_fusion.Part] = []
+        try:
+            parts += map(_fusion.joined, groups)
+        except Exception as error:  # no room on the device, say
+            refused = refused or error
         if refused is not None:  # an array that is none counts as one that travels with others
-            self._refuse(refused, Kind.allreduce, *_part_names(name, max(1, len(parts))))
+            self._refuse(refused, Kind.allreduce, *_part_names(name, max(1, len(groups))))
             try:
                 raise refused
             finally:
@@ -384,11 +392,6 @@ class Reductions(Base):
         timeout: float,
     ) -> None:
         """Another library's allreduce, in place, once all ranks are known to have arrived."""
-
-
-def _parts(operands: list[_arrays.Operand], op: Op) -> list[tuple[_arrays.Operand, list[Any]]]:
-    """The arrays of a group, in parts that are reduced at once."""
-    return [(each, []) for each in operands] if op is Adasum else _fusion.fuse(operands)
 
 
 def _part_names(name: str | None, count: int) -> list[str | None]:

@@ -201,6 +201,8 @@ OTHERS = {
     "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK": "Set by `ringdl.torch.backend` where they are not "
     "set.",
     "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Tell torchrun's ranks from earlier ones.",
+    "CUDA_VISIBLE_DEVICES": "The driver's: which devices a rank sees. Where that is one, no "
+    "warning says that the ranks of the host share it, as each may have its own.",
     "GLOO_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` on one host, unless it is set.",
     RANK_PROCESS: "Set by `init()`, for children of a rank to know that they are none.",
 }

@@ -114,7 +114,7 @@ def test_doctor_names_devices() -> None:
         text=True,
         check=False,
     )
-    assert "device 1 is pretended device (0000:02:00.0), 4096 MiB, compute capability 9.0" in (
+    assert "device 1 is pretended device (0000:02:00.0), 1024 MiB, compute capability 9.0" in (
         ended.stdout
     ), ended.stdout
 

@@ -11,21 +11,13 @@ namespace {
 
 constexpr size_t kMostBlocks = 4096;  // each takes several chunks
 
-bool is_float32_or_narrower(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-// float16 to bfloat16 is nothing that anybody needs.
 std::string kernel_name(const Packing& how) {
   const auto [from, to, scale, non_finite] = how;
   const bool is_same = from == to;
   if (is_same && scale == 1 && non_finite == nullptr && item_bytes(to) > 1) {
     return "ringdl_pack_" + std::to_string(item_bytes(to)) + "_bytes";
   }
-  const bool is_known = is_same ? is_float32_or_narrower(to) || to == DType::kFloat64
-                                : is_float32_or_narrower(from) && is_float32_or_narrower(to) &&
-                                      (from == DType::kFloat32 || to == DType::kFloat32);
-  if (!is_known) {
+  if (!can_pack(from, to)) {
     throw UsageError("a device does not pack " + std::string(name_of(from)) + " as " +
                      std::string(name_of(to)));
   }

@@ -104,7 +104,7 @@ std::shared_ptr<std::byte> SharedBlocks::take(Device& device, size_t bytes, Use 
     }
   }
   if (begin == nullptr) {
-    Block block = make_block(device, wanted);
+    Block block = make_block_somehow(device, wanted);
     block.may_be_used = use == Use::kCaller;
     begin = block.memory.get();
     const std::lock_guard lock(mutex_);
@@ -121,6 +121,25 @@ void SharedBlocks::give_back(std::byte* begin) {
   blocks_.at(begin).is_free = true;
 }
 
+SharedBlocks::Block SharedBlocks::make_block_somehow(Device& device, size_t bytes) {
+  try {
+    return make_block(device, bytes);
+  } catch (const OutOfMemory&) {
+  }
+  std::vector<std::shared_ptr<std::byte>> freed;  // outside of the lock: the driver waits
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto at = blocks_.begin(); at != blocks_.end();) {
+      Block& block = at->second;
+      const bool is_needless = block.is_free && !block.is_told && block.device == &device;
+      if (is_needless) freed.push_back(std::move(block.memory));
+      at = is_needless ? blocks_.erase(at) : std::next(at);
+    }
+  }
+  freed.clear();
+  return make_block(device, bytes);
+}
+
 // Some virtual devices have no handles: then other processes do not reach it.
 SharedBlocks::Block SharedBlocks::make_block(Device& device, size_t bytes) {
   std::shared_ptr<std::byte> memory = device.allocate(bytes);
@@ -130,16 +149,17 @@ SharedBlocks::Block SharedBlocks::make_block(Device& device, size_t bytes) {
     static_cast<void>(device.functions().IpcGetMemHandle(&words.handle, words.block));
   }
   device.copy(memory.get(), &words.proof, sizeof(words.proof));
-  return {&device, std::move(memory), bytes, place_from(words), false, false};
+  return {&device, std::move(memory), bytes, place_from(words), false, false, false};
 }
 
 DevicePlace SharedBlocks::place_of(const std::byte* data, size_t bytes) {
   const std::lock_guard lock(mutex_);
   auto after = blocks_.upper_bound(const_cast<std::byte*>(data));
   if (after == blocks_.begin()) return {};
-  const auto& [begin, block] = *std::prev(after);
+  auto& [begin, block] = *std::prev(after);
   const auto offset = static_cast<size_t>(data - begin);
   if (offset + bytes > block.bytes) return {};
+  block.is_told = true;
   Words words = words_of(block.place);
   words.offset = offset;
   return place_from(words);

@@ -13,7 +13,8 @@ namespace ringdl::cuda {
 
 /// Memory of devices that other ranks of this host reach: blocks whose handles they are given. The
 /// driver must not free a block that is mapped elsewhere, so free blocks are kept for the next
-/// arrays of about their size, to the end.
+/// arrays of about their size, to the end. Those that nobody was told of are freed when the device
+/// has no room for another one.
 ///
 /// Threads: any. Hold it by a shared pointer; what it has handed out keeps it.
 class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
@@ -36,8 +37,10 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
     DevicePlace place;  // of its beginning
     bool is_free;
     bool may_be_used;  // by a stream of a caller's
+    bool is_told;      // place_of() has named it
   };
 
+  Block make_block_somehow(Device& device, size_t bytes);
   static Block make_block(Device& device, size_t bytes);
   void give_back(std::byte* begin);
 

@@ -164,7 +164,7 @@ bool GradientBuckets::ready(int index, void* stream, const std::optional<Source>
         "gradient '" + gradients_[static_cast<size_t>(index)].name +
         "' comes too late: its bucket has been in flight since a wait() that timed out");
   }
-  if (source && !packs()) throw UsageError("ready(): these buckets pack no arrays");
+  if (source) refuse_source(index, source->dtype);
   mark(number, stream);
   if (where().is_on_device()) {
     note_source(index, stream, source);
@@ -187,6 +187,14 @@ void GradientBuckets::note_source(int index, void* stream, const std::optional<S
   const Source from = source.value_or(Source{gradient(index), spec.dtype});
   on_device_[static_cast<size_t>(number)].sources[{stream, from.dtype, from.scale}].push_back(
       {from.data, source ? gradient(index) : nullptr, static_cast<size_t>(spec.count())});
+}
+
+void GradientBuckets::refuse_source(int index, DType dtype) const {
+  const DType into = gradients_[static_cast<size_t>(index)].dtype;
+  if (packs() && can_pack(dtype, into)) return;
+  throw UsageError("ready(" + std::to_string(index) + "): the gradient is " +
+                   std::string(name_of(into)) + ", and its buckets do not pack " +
+                   std::string(name_of(dtype)) + " as that");
 }
 
 void GradientBuckets::refuse_index(const char* call, int index) const {

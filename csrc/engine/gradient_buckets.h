@@ -95,6 +95,7 @@ class GradientBuckets {
     std::map<std::tuple<void*, DType, double>, std::vector<PackItem>> sources = {};
   };
 
+  void refuse_source(int index, DType dtype) const;
   void refuse_index(const char* call, int index) const;
   void mark(int number, void* stream);
   void note_source(int index, void* stream, const std::optional<Source>& source);

@@ -93,7 +93,8 @@ std::shared_ptr<std::byte> Planning::neutral_array(Call& call, bool output) {
   };
   const auto copied = std::make_shared<Copied>(
       Copied{memory, devices_->device_stage(last_device_, memory->size())});
-  devices_->of(last_device_).copy(copied->into.get(), memory->data(), bytes);
+  Executor& executor = devices_->of(last_device_);
+  await(executor, executor.copy(copied->into.get(), memory->data(), bytes, false));
   return {copied, copied->into.get()};
 }
 

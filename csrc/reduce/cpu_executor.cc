@@ -6,6 +6,10 @@
 namespace ringdl {
 namespace {
 
+bool is_float32_or_narrower(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
 class CpuExecutor final : public Executor {
  public:
   bool is_immediate() const override { return true; }
@@ -60,6 +64,13 @@ class CpuExecutor final : public Executor {
 };
 
 }  // namespace
+
+// float16 to bfloat16 is nothing that anybody needs.
+bool can_pack(DType from, DType to) {
+  if (from == to) return is_float32_or_narrower(to) || to == DType::kFloat64;
+  return is_float32_or_narrower(from) && is_float32_or_narrower(to) &&
+         (from == DType::kFloat32 || to == DType::kFloat32);
+}
 
 Executor& cpu_executor() {
   static auto* const executor = new CpuExecutor;

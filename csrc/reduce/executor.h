@@ -113,6 +113,9 @@ struct Packing {
   /// are not counted.
   uint64_t* non_finite = nullptr;
 };
+/// Whether there is such a cast, or none is needed.
+bool can_pack(DType from, DType to);
+
 struct PackItem {
   const std::byte* from;
   std::byte* to;  // null: elements are counted, and not copied

@@ -22,8 +22,10 @@ def for_engine(x: Any, *, written: bool) -> tuple[Any, DType | None]:
     its = x.__cuda_array_interface__
     if written and its["data"][1]:
         raise UsageError("the array is read-only; pass a writable one, or use the form that copies")
+    if not _dtype_of(x).isnative:
+        raise UsageError(f"the array has foreign byte order (dtype {its['typestr']}); convert it")
     strides = its.get("strides")
-    if strides is not None and tuple(strides) != _strides_of(its["shape"], its["typestr"]):
+    if strides is not None and not _is_contiguous(its["shape"], strides, its["typestr"]):
         raise UsageError("the array on the device is not contiguous; pass a contiguous one")
     return x, None
 
@@ -100,11 +102,8 @@ def dtype_name(x: Any) -> str:
 
 def _dtype_of(x: Any) -> np.dtype[Any]:
     """The array's own, as the interface has no word for bfloat16."""
-    return (
-        x.dtype
-        if isinstance(x.dtype, np.dtype)
-        else np.dtype(x.__cuda_array_interface__["typestr"])
-    )
+    dtype = getattr(x, "dtype", None)
+    return dtype if isinstance(dtype, np.dtype) else np.dtype(x.__cuda_array_interface__["typestr"])
 
 
 def _stream_of(x: Any) -> int:
@@ -112,9 +111,10 @@ def _stream_of(x: Any) -> int:
     return _cuda.DEFAULT_STREAM if stream is None else int(stream)
 
 
-def _strides_of(shape: Sequence[int], typestr: str) -> tuple[int, ...]:
-    """Of a contiguous array, in bytes."""
-    strides = [np.dtype(typestr).itemsize]
-    for extent in reversed(shape[1:]):
-        strides.insert(0, strides[0] * extent)
-    return tuple(strides[: len(shape)])
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int], typestr: str) -> bool:
+    expected = np.dtype(typestr).itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent > 1 and stride != expected:
+            return 0 in shape
+        expected *= extent
+    return True

@@ -35,6 +35,7 @@ def write_back(array: Any, given: Any) -> None:
     """See `ringdl._arrays.Framework.write_back`."""
     with given.device:
         given[...] = array
+        _wait()
 
 
 def copy_of(x: Any) -> Any:
@@ -69,3 +70,9 @@ def distribute(flat: Any, arrays: Sequence[Any]) -> None:
         for array in arrays:
             array[...] = flat[begin : begin + array.size].reshape(array.shape)
             begin += array.size
+        _wait()
+
+
+def _wait() -> None:
+    """Until what was written is there: who uses it next may do so in any stream."""
+    cupy.cuda.get_current_stream().synchronize()

@@ -34,10 +34,10 @@ __all__ = [
 
 
 class _Bytes:
-    """An array's memory on the CPU, which NumPy's view of it keeps."""
+    """An array's memory on the CPU, which NumPy's view of it keeps: it is not donated meanwhile."""
 
     def __init__(self, array: Any) -> None:
-        self.array = array
+        self.array = array, np.asarray(array)
         address = array.unsafe_buffer_pointer()
         self.__array_interface__ = {
             "version": 3,
@@ -65,11 +65,14 @@ def for_engine(x: Any, *, written: bool) -> tuple[Any, DType | None]:
             "(x.addressable_shards)"
         )
     if _is_on_device(x):
-        x.__dlpack__(stream=_cuda.DEFAULT_STREAM)  # which waits for it now
+        _refuse_layout(x)
+        export = x.__dlpack__(stream=_cuda.DEFAULT_STREAM)  # which waits for it now
         address = x.unsafe_buffer_pointer()
         device = _engine.cuda_device_of(address)
-        return _cuda.Array(x.shape, x.dtype, device, (address, x)), None
+        return _cuda.Array(x.shape, x.dtype, device, (address, (x, export))), None
     x.block_until_ready()
+    if not _is_by_rows(x):
+        return of_numpy.for_engine(np.array(x, order="C"), written=False)
     flat = np.asarray(_Bytes(x)) if x.nbytes > 0 else np.empty(0, np.uint8)
     return of_numpy.for_engine(flat.view(x.dtype).reshape(x.shape), written=False)
 
@@ -96,12 +99,12 @@ def copy_of(x: Any) -> Any:
 
 def empty_like(like: Any, shape: Sequence[int]) -> Any:
     """See `ringdl._arrays.Framework.empty_like`."""
-    return jax.numpy.empty(tuple(shape), like.dtype, device=like.sharding)
+    return jax.numpy.empty(tuple(shape), like.dtype, device=_place_of(like))
 
 
 def from_bytes(like: Any, shape: Sequence[int], data: np.ndarray[Any, Any]) -> Any:
     """See `ringdl._arrays.Framework.from_bytes`."""
-    return jax.device_put(data.view(like.dtype).reshape(tuple(shape)), like.sharding)
+    return jax.device_put(data.view(like.dtype).reshape(tuple(shape)), _place_of(like))
 
 
 def concatenated(arrays: Sequence[Any]) -> Any:
@@ -122,6 +125,24 @@ def distribute(flat: Any, arrays: Sequence[Any]) -> None:
 def dtype_name(x: Any) -> str:
     """See `ringdl._arrays.Framework.dtype_name`."""
     return str(x.dtype)
+
+
+def _place_of(like: Any) -> Any:
+    """What a new array is committed to; nothing, if `like` is not: it may meet others anywhere."""
+    return like.sharding if like.committed else None
+
+
+def _is_by_rows(x: Any) -> bool:
+    layout = x.format.layout
+    return layout is None or tuple(layout.major_to_minor) == tuple(range(x.ndim))
+
+
+def _refuse_layout(x: Any) -> None:
+    if not _is_by_rows(x):
+        raise UsageError(
+            f"the array lies in the order {x.format.layout.major_to_minor} of its axes; pass one "
+            "that lies by rows"
+        )
 
 
 def _is_on_device(x: Any) -> bool:

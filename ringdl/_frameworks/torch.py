@@ -1,4 +1,4 @@
-"""Torch's tensors in the CPU's memory."""
+"""Torch's tensors, in the CPU's memory and on CUDA devices."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def write_back(array: torch.Tensor, given: torch.Tensor) -> None:
     """See `ringdl._arrays.Framework.write_back`."""
     if array.data_ptr() != given.data_ptr():
         given.detach().copy_(array)
+        _wait_for(given)
 
 
 def copy_of(x: torch.Tensor) -> torch.Tensor:
@@ -99,6 +100,13 @@ def distribute(flat: torch.Tensor, arrays: Sequence[torch.Tensor]) -> None:
     for array in arrays:
         array.copy_(flat[begin : begin + array.numel()].view(array.shape))
         begin += array.numel()
+    _wait_for(flat)
+
+
+def _wait_for(tensor: torch.Tensor) -> None:
+    """Until it is written: who uses it next may do so in any stream."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def dtype_name(x: torch.Tensor) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,27 @@ if TYPE_CHECKING:
     from ringdl.torch._gradients import Hooks
 
 _BACKWARD_CODES = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+_FUNCTION_CODE = torch.autograd.function.BackwardCFunction.apply.__code__
+"""Of what autograd calls the backward of a function that is written in Python by."""
+
+lock = threading.RLock()
+"""Held by hooks: for each device that parameters lie on, autograd has a thread of its own."""
 
 
 def is_nested() -> bool:
-    """Whether the Python stack holds a backward inside another one."""
-    depth = 0
+    """Whether the Python stack holds a backward inside another one.
+
+    A thread of autograd's for a device has the outer one below its stack: there, the inner one is
+    in a function that autograd has called.
+    """
+    is_inside = False
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and depth < 2:
-        depth += frame.f_code in _BACKWARD_CODES
+    while frame is not None:
+        if is_inside and (frame.f_code in _BACKWARD_CODES or frame.f_code is _FUNCTION_CODE):
+            return True
+        is_inside = is_inside or frame.f_code in _BACKWARD_CODES
         frame = frame.f_back
-    return depth == 2
+    return False
 
 
 class _Outermost:

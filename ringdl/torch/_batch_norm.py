@@ -125,7 +125,7 @@ class _Normalize(torch.autograd.Function):
         result = (x.to(wide) - _along(mean, x).to(wide)) * _along(factor, x).to(wide)
         if bias is not None:
             result += _along(bias, x).to(wide)
-        number = torch.tensor(count)
+        number = torch.tensor(count, device="cpu")
         ctx.mark_non_differentiable(mean, variance, number)
         return result.to(x.dtype), mean, variance, number
 
@@ -162,11 +162,11 @@ def _statistics(
     values = x.detach().double()
     mean = values.sum(_axes(x)) / max(count, 1)
     squares = (values - _along(mean, x)).square().sum(_axes(x))
-    own = torch.cat([torch.tensor([float(count)], dtype=torch.float64), mean, squares])
+    own = torch.cat([mean.new_full((1,), float(count)), mean, squares])
     total = 0.0
-    mean, squares = torch.zeros(2, channels, dtype=torch.float64)
-    for row in communicator.allgather(own[None], _NAME):
-        number = float(row[0])
+    mean, squares = mean.new_zeros(2, channels)
+    rows = communicator.allgather(own[None], _NAME)
+    for row, number in zip(rows, rows[:, 0].tolist(), strict=True):
         if number == 0:
             continue
         difference = row[1 : 1 + channels] - mean

@@ -1,4 +1,4 @@
-"""Exchanges of torch CPU tensors, with the signatures of MPI training scripts.
+"""Exchanges of torch tensors, with the signatures of MPI training scripts.
 
 ``name`` matches calls that ranks make in different orders. Roots are named by their number among
 all ranks, in process sets, too; in a `ringdl.Communicator` by their number there.

@@ -37,7 +37,7 @@ import ringdl
 from ringdl import _arrays, _timeline
 from ringdl._engine import DeviceArray
 from ringdl._training import Gradients, SparseStore, Spec
-from ringdl.torch._backward import is_nested, outermost
+from ringdl.torch._backward import is_nested, lock, outermost
 from ringdl.torch._compiled import uncompiled
 from ringdl.torch._sparse import begin_sparse
 
@@ -104,13 +104,15 @@ class ParameterGradients(SparseStore[torch.Tensor]):
             gradient.layout == torch.strided
             and gradient.dtype == view.dtype
             and not gradient.is_complex()
+            and gradient.shape == view.shape
             and gradient.stride() == view.stride()
             and gradient.device == view.device
+            and not gradient.is_neg()
         )
         if not is_packed:
             return None
-        source = _arrays.operand(gradient, written=False).handed
-        return source if isinstance(source, DeviceArray) else None
+        source: DeviceArray = _arrays.as_it_lies(gradient.detach())
+        return source
 
     def result(self, view: torch.Tensor) -> torch.Tensor:
         return view.to_sparse(1) if self._makes_sparse and not view.is_sparse else view
@@ -177,6 +179,10 @@ class Hooks:
                 self._accumulated(index)
 
     def _accumulated(self, index: int) -> None:
+        with lock:
+            self._note(index)
+
+    def _note(self, index: int) -> None:
         gradients = self.gradients
         task = _current_task()
         if task != self._task and task != self._nested_task:

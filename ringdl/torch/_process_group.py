@@ -27,7 +27,7 @@ from ringdl.torch._flat import (
 from ringdl.torch._forms import Asked, collective, listed, nested
 from ringdl.torch._futures import DistributedWork
 from ringdl.torch._reduce_op import reduction_of, scale
-from ringdl.torch._sparse import _sum_rows
+from ringdl.torch._sparse import start_sparse
 
 DEVICES = ["cpu", "cuda"]
 
@@ -86,18 +86,19 @@ class ProcessGroup(dist.ProcessGroup):
                 f"all_reduce: sparse tensors of real numbers have sums and averages only, and this "
                 f"is {op.name} of {tensor.dtype}; call to_dense() before"
             )
-        own, shape = tensor.detach().coalesce(), tuple(tensor.shape)
         self._sparse_count += 1
-        name = f"sparse all_reduce {self._sparse_count} of {shape}"  # errors name it
-        indices = self.communicator.allgather_async(own.indices().t().contiguous(), f"{name}: rows")
-        values = self.communicator.allgather_async(own.values().contiguous(), f"{name}: values")
-        divisor = self.communicator.size if op == ringdl.Average else 1
+        name = f"sparse all_reduce {self._sparse_count} of {tuple(tensor.shape)}"  # errors name it
+        works, end = start_sparse(
+            tensor.detach(), tensor, tensor.sparse_dim(), op, self.communicator, name
+        )
 
         def finish() -> None:
+            result = end()
+            assert result is not None
             with torch.no_grad():
-                tensor.copy_(_sum_rows(indices.wait(), values.wait(), shape, divisor))
+                tensor.copy_(result)
 
-        return DistributedWork([indices, values], finish, [tensor])
+        return DistributedWork(works, finish, [tensor])
 
     @collective("all_reduce", "tensors", rest=("op", "timeout"))
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], asked: Asked) -> DistributedWork:

@@ -1,4 +1,4 @@
-"""Reductions of torch CPU tensors, with the signatures of MPI training scripts.
+"""Reductions of torch tensors, with the signatures of MPI training scripts.
 
 ``name`` matches calls that ranks make in different orders; the in-place forms take tensors of any
 strides. ``average=False`` is the older way to say ``op=Sum``. ``prescale_factor`` and

@@ -102,7 +102,7 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the optimizer state and options of ``root_rank``. Collective.
 
-    Works for any optimizer whose ``state_dict()`` holds CPU tensors (dense or sparse) and picklable
+    Works for any optimizer whose ``state_dict()`` holds tensors (dense or sparse) and picklable
     values, also if the other ranks have no state yet (only the root has read a checkpoint). Tensors
     arrive with the root's dtype and strides, also where ``load_state_dict()`` would cast them.
 

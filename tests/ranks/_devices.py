@@ -290,6 +290,64 @@ def _numpy(array: Any) -> Array:
     return array.numpy() if hasattr(array, "numpy") else array.get()
 
 
+def check_memory_is_found_again(comm: Communicator) -> None:
+    """Arrays of ever larger sizes, which nobody was told of, and which are more than there is."""
+    if pretended("launches") is None or comm.rank > 0:
+        return
+    whole = _engine.cuda_devices()[0].byte_count
+    for percent in (30, 35, 40):
+        array = comm.empty(whole * percent // 100, "uint8", device=0)
+        assert array.numpy()[-1] == 0
+        del array
+
+
+def check_sources_are_refused(comm: Communicator) -> None:
+    """At once, on this rank alone, and nothing is lost."""
+    specs = [("a", (100,), "float32"), ("b", (3, 4), "float32")]
+    buckets = ringdl.Buckets(specs, communicator=comm, device=0)
+    double = cuda.handed(on_device(np.zeros(100)))
+    short = cuda.handed(on_device(np.zeros(4, np.float32)))
+    for source, what in ((double, "do not pack float64"), (short, r"shape (100,)"), (7, "pass a")):
+        with expect(ringdl.UsageError, what):
+            buckets.ready(0, source=source)  # type: ignore[arg-type]
+    if len(_engine.cuda_devices()) > 1:
+        elsewhere = cuda.handed(on_device(np.zeros(100, np.float32), 1))
+        with expect(ringdl.UsageError, "on device 1"):
+            buckets.ready(0, source=elsewhere)
+    source = on_device(np.full(100, comm.rank, np.float32))
+    buckets.ready(0, source=cuda.handed(source))
+    assert buckets.wait() == [True, False]
+    assert (buckets.view(0).numpy() == (comm.size - 1) / 2).all()
+
+
+def check_arrays_that_are_none(comm: Communicator) -> None:
+    """Foreign byte order, and what has no dtype of its own; a copy that fails on one rank."""
+    foreign = _cuda.Array((5,), np.dtype(">f4"), 0).set(np.arange(5, dtype=">f4"))
+    with expect(ringdl.UsageError, "foreign byte order"):
+        comm.allreduce(foreign)
+
+    class Bare:
+        def __init__(self, array: _cuda.Array) -> None:
+            self.array, self.shape, self.ndim = array, array.shape, array.ndim
+            self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+    bare: Any = Bare(on_device(np.full((3, 1), 1.0)))
+    interface = bare.__cuda_array_interface__
+    bare.__cuda_array_interface__ = interface | {"strides": (8, 24)}  # of an axis of one
+    assert (comm.allreduce(bare, ringdl.Sum).numpy() == comm.size).all()
+    assert on_device(np.array(2.0)).numpy().shape == ()
+    if comm.size > 1:
+        bare.__cuda_array_interface__ = interface | {"strides": (16, 8)}
+        mine = bare if comm.rank == 0 else on_device(np.full((3, 1), 1.0))
+        kind = ringdl.UsageError if comm.rank == 0 else ringdl.MismatchError
+        for call in (comm.allreduce, comm.broadcast):
+            with expect(kind, "not contiguous", within=10):
+                call(mine)
+        with expect(kind, "not contiguous", within=10):
+            comm.grouped_allreduce([on_device(np.zeros(3)), mine])
+    assert (comm.allreduce(on_device(np.ones(3)), ringdl.Sum).numpy() == comm.size).all()
+
+
 def check_by_other_libraries(comm: Communicator) -> None:
     """MPI's own allreduce by way of a copy; NCCL's, where each rank has a device of its own."""
     algorithms = ["mpi"] * (comm._shared.mpi is not None) + ["nccl"] * has_nccl(comm)

@@ -102,6 +102,43 @@ def check_exchanges(comm: Communicator) -> None:
     assert (whole(mine) == all_rows[3 * rank : 3 * rank + 3]).all()
 
 
+def check_memory_is_held(comm: Communicator) -> None:
+    """Arrays that are given away while they travel; and one that is gone before, on one rank."""
+    double = jax.jit(lambda x: x * 2, donate_argnums=0)
+    for _ in range(10):
+        x = jnp.full((1 << 18,), comm.rank + 1.0)
+        work = comm.allgather_async(x)
+        double(x).block_until_ready()
+        expected = np.repeat(np.arange(1.0, comm.size + 1), 1 << 18)
+        assert (whole(work.wait()) == expected).all()
+    if comm.size > 1:
+        x = jnp.ones(3)
+        if comm.rank == 0:
+            x.delete()
+        with expect(RuntimeError, "deleted", within=10):
+            comm.allreduce(x)
+
+
+def check_layouts(comm: Communicator) -> None:
+    """An array that lies by columns; and results that may meet arrays of any device."""
+    from jax.experimental.layout import Format, Layout
+
+    values = np.arange(6.0, dtype=np.float32).reshape(2, 3) + comm.rank
+    x = jax.device_put(values, Format(Layout((1, 0)), jax.sharding.SingleDeviceSharding(cpu())))
+    gathered = whole(comm.allgather(x))
+    assert (gathered[2 * comm.rank : 2 * comm.rank + 2] == values).all()
+    assert (whole(comm.allreduce(x, ringdl.Max)) == values - comm.rank + comm.size - 1).all()
+    for device in jax.devices():
+        free = comm.allgather(jnp.ones(3))
+        assert (free + jax.device_put(jnp.ones(3 * comm.size), device)).devices() == {device}
+        bound = jax.device_put(jnp.ones(3), device)
+        assert comm.allgather(bound).devices() == {device}
+
+
+def cpu() -> Any:
+    return jax.devices()[0]
+
+
 def check_refusals(comm: Communicator) -> None:
     """On all ranks, and nothing is left behind."""
     x = jnp.ones(10)

@@ -115,8 +115,9 @@ def concatenate(arrays: Sequence[ndarray]) -> ndarray:
 def install() -> Any:
     """Make it what ``import cupy`` finds."""
     module = sys.modules[__name__]
+    stream = types.SimpleNamespace(ptr=0, synchronize=lambda: None)
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        Device=_Device, get_current_stream=lambda: types.SimpleNamespace(ptr=0)
+        Device=_Device, get_current_stream=lambda: stream
     )
     sys.modules["cupy"] = module
     return module

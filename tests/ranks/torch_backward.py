@@ -182,6 +182,32 @@ def check_checkpointing() -> None:
             assert_same_bits(model.parameters())
 
 
+def check_checkpoints_in_threads_of_devices(comm: ringdl.Communicator) -> None:
+    """There, autograd has the outer backward below the Python stack; so it is begun here."""
+
+    def backward(loss: torch.Tensor) -> None:
+        engine = torch.autograd.Variable._execution_engine
+        engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)
+
+    works = []
+    for begin in (torch.Tensor.backward, backward):
+        torch.manual_seed(5)
+        first, second, third = (torch.nn.Linear(3, 3).double() for _ in range(3))
+        model = torch.nn.ModuleList([first, second, third])
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        before = comm.stats()["works"]
+        for _ in range(2):
+            inputs = torch.full((2, 3), 1.0 + comm.rank, dtype=torch.float64, requires_grad=True)
+            hidden = checkpoint(second, first(inputs), use_reentrant=True)
+            hidden = checkpoint(third, hidden, use_reentrant=True)
+            begin(first(hidden).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        works.append(comm.stats()["works"] - before)
+        assert_same_bits(model.parameters())
+    assert works[0] == works[1], works
+
+
 def check_everything_in_a_reentrant_checkpoint() -> None:
     """Autograd has no callback for the outermost backward then: ``step()`` averages."""
     model, reference = make_mlp(), make_mlp()

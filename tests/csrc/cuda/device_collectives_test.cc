@@ -279,6 +279,11 @@ void test_join(const std::shared_ptr<Driver>& driver, std::mt19937& random) {
     int32_t* const array = side.array(values_of(driver->rank(), count));
     side.wait(side.call(Kind::kAllreduce, {count}), array);
     CHECK(side.read(array, static_cast<size_t>(count)) == sums_of(last, count));
+    const auto bytes = static_cast<size_t>(count) * sizeof(int32_t);
+    const auto reached = driver->devices().allocate(side.memory().device, bytes);
+    side.write(reached.get(), values_of(driver->rank(), count));
+    side.wait(side.call(Kind::kAllreduce, {count}), reached.get());
+    CHECK(side.read(reached.get(), static_cast<size_t>(count)) == sums_of(last, count));
     side.write(buckets->gradient(0), Values(static_cast<size_t>(count), 0x3f800000));  // 1.0
     buckets->ready(0, side.stream());
     CHECK(buckets->wait(kTimeout, {}, true, side.stream())[0]);
