@@ -90,7 +90,7 @@ class Group:
         """It cannot be used any more."""
         self._library, why_not = library()
         bus = _engine.cuda_devices()[device].bus
-        own = (communicator.memory_hosts()[communicator.rank], bus, why_not)
+        own = (communicator._hosts()[communicator.rank], bus, why_not)
         first: dict[tuple[Any, ...], int] = {}
         for rank, (host, its_bus, its_why_not) in enumerate(communicator.allgather_object(own)):
             if its_why_not:

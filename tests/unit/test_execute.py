@@ -20,8 +20,10 @@ sys.exit(int(sys.argv[2]))
 """
 
 EXECUTE = """
+import signal
 import sys
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes tests ignore it
 from ringdl._execute import execute
 from ringdl._mpirun import Library
 library = Library(sys.argv[1], sys.argv[2], Path("libmpi.so"), "4.1.2")

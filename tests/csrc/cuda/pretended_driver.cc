@@ -59,7 +59,7 @@ namespace {
 
 constexpr Result kInvalidContext = 201;
 constexpr Result kNotFound = 500;
-constexpr size_t kDeviceBytes = size_t{1} << 30;
+constexpr size_t kDeviceBytes = size_t{512} << 20;
 
 struct Allocation {
   size_t bytes;
