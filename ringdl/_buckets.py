@@ -18,10 +18,6 @@ from ringdl._work import seconds_of
 AGREEING = "making gradient buckets (DistributedOptimizer, ringdl.Buckets)"
 """The name that ranks agree under: errors name it on a rank if the others forgot to wrap."""
 _MOST_ELEMENTS = 1 << 60
-_ERROR_BYTES = 512
-"""Of the text of an error that others are notified of."""
-_MOST_WORDS = 16
-"""As many numbers at least as say where memory of a device lies."""
 _Spec = tuple[str, list[int], DType, list[int]]
 
 
@@ -312,24 +308,17 @@ def _memory(
         place = made.place_on_device()
     except (Error, MemoryError) as caught:  # the others must be notified
         error = caught
-    text = "" if error is None else str(error)
-    text_bytes = text.encode()[:_ERROR_BYTES]
-    row = np.zeros((1, _ERROR_BYTES + 8 * _MOST_WORDS), np.uint8)
-    row[0, : len(text_bytes)] = np.frombuffer(text_bytes, np.uint8)
-    row[0, _ERROR_BYTES:].view(np.int64)[: len(place)] = place
-    rows = communicator.allgather(row, name=AGREEING)
+    answers = communicator.allgather_object((error and str(error), place), name=AGREEING)
     if error is not None:
         raise error
-    for rank, its in enumerate(rows):
-        text = its[:_ERROR_BYTES].tobytes().rstrip(b"\0").decode(errors="replace")
-        if text:
+    for rank, (text, _) in enumerate(answers):
+        if text is not None:
             raise Error(f"rank {rank} cannot make its buckets: {text}")
     is_reached = False
     if place:
         if why_not:
             warn(f"gradients go by way of the CPU's memory: {why_not}")
-        places = rows[:, _ERROR_BYTES:].copy().view(np.int64)[:, : len(place)]
-        is_reached = made.reach(places.tolist())
+        is_reached = made.reach([its for _, its in answers])
     all_reached = communicator.allreduce(np.array([is_reached]), Reduction.Min, name=AGREEING)
     made.settle(bool(all_reached[0]))
     return made

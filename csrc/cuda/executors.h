@@ -24,7 +24,7 @@ class Executors final : public DeviceExecutors {
   std::unique_ptr<Mark> mark(int device, void* stream) override {
     return Device::of(device).mark(static_cast<Stream>(stream));
   }
-  bool packs(int device) override { return Device::of(device).load_kernels().empty(); }
+  bool packs(int device) override { return has_kernels(device); }
   void pack(int device, void* stream, const Packing& how,
             std::span<const PackItem> items) override {
     cuda::pack(Device::of(device), static_cast<Stream>(stream), how, items);
@@ -49,13 +49,10 @@ class Executors final : public DeviceExecutors {
   }
   void use_no_peers() override { has_peers_ = false; }
   DevicePlace place_of(int device, const std::byte* data, size_t bytes) override {
-    if (!has_peers_) return {};
-    if (!Device::of(device).load_kernels().empty()) return {};
-    return blocks_->place_of(data, bytes);
+    return has_peers_ && has_kernels(device) ? blocks_->place_of(data, bytes) : DevicePlace();
   }
   std::byte* reached(int device, const DevicePlace& place) override {
-    Device& from = Device::of(device);
-    return place && from.load_kernels().empty() ? reached_.reach(from, place) : nullptr;
+    return place && has_kernels(device) ? reached_.reach(Device::of(device), place) : nullptr;
   }
   void keep(std::shared_ptr<std::byte> memory) override { kept_.push_back(std::move(memory)); }
   void let_go() override {
@@ -71,6 +68,8 @@ class Executors final : public DeviceExecutors {
 
  private:
   using ByDevice = std::map<int, std::unique_ptr<DeviceExecutor>>;
+
+  static bool has_kernels(int device) { return Device::of(device).load_kernels().empty(); }
 
   Executor& made(ByDevice& executors, int device) {
     const std::lock_guard lock(mutex_);

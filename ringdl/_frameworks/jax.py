@@ -19,25 +19,12 @@ from ringdl._errors import UsageError
 from ringdl._frameworks import cuda
 from ringdl._frameworks import numpy as of_numpy
 
-__all__ = [
-    "concatenated",
-    "copy_of",
-    "distribute",
-    "dtype_name",
-    "empty_like",
-    "for_engine",
-    "from_bytes",
-    "handed",
-    "in_numpy",
-    "write_back",
-]
-
 
 class _Bytes:
     """An array's memory on the CPU, which NumPy's view of it keeps: it is not donated meanwhile."""
 
     def __init__(self, array: Any) -> None:
-        self.array = array, np.asarray(array)
+        self.held = array, np.asarray(array)
         address = array.unsafe_buffer_pointer()
         self.__array_interface__ = {
             "version": 3,

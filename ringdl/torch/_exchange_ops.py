@@ -204,7 +204,8 @@ def sparse_allreduce_async(
         )
     if op not in (ringdl.Average, ringdl.Sum):
         raise ringdl.UsageError(f"sparse tensors are reduced with Average or Sum, not {op}")
-    end = begin_sparse(tensor, tensor, tensor.sparse_dim(), op, communicator_of(process_set), name)
+    communicator = communicator_of(process_set)
+    _, end = begin_sparse(tensor, tensor, tensor.sparse_dim(), op, communicator, name)
 
     def synchronize() -> torch.Tensor:
         result = end()

@@ -132,7 +132,9 @@ class ParameterGradients(SparseStore[torch.Tensor]):
         communicator: ringdl.Communicator,
         name: str,
     ) -> Callable[[], torch.Tensor | None]:
-        return begin_sparse(gradient, self.parameters[index], sparse_dim, op, communicator, name)
+        like = self.parameters[index]
+        _, end = begin_sparse(gradient, like, sparse_dim, op, communicator, name)
+        return end
 
     def add_dense(
         self, gradient: torch.Tensor, view: torch.Tensor, sparse_dim: int

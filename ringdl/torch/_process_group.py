@@ -27,7 +27,7 @@ from ringdl.torch._flat import (
 from ringdl.torch._forms import Asked, collective, listed, nested
 from ringdl.torch._futures import DistributedWork
 from ringdl.torch._reduce_op import reduction_of, scale
-from ringdl.torch._sparse import start_sparse
+from ringdl.torch._sparse import begin_sparse
 
 DEVICES = ["cpu", "cuda"]
 
@@ -88,7 +88,7 @@ class ProcessGroup(dist.ProcessGroup):
             )
         self._sparse_count += 1
         name = f"sparse all_reduce {self._sparse_count} of {tuple(tensor.shape)}"  # errors name it
-        works, end = start_sparse(
+        works, end = begin_sparse(
             tensor.detach(), tensor, tensor.sparse_dim(), op, self.communicator, name
         )
 

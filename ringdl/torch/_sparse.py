@@ -17,18 +17,6 @@ def begin_sparse(
     op: ringdl.Reduction,
     communicator: ringdl.Communicator,
     name: str,
-) -> Callable[[], torch.Tensor | None]:
-    """The same as `start_sparse`, without its works."""
-    return start_sparse(gradient, like, sparse_dim, op, communicator, name)[1]
-
-
-def start_sparse(
-    gradient: torch.Tensor | None,
-    like: torch.Tensor,
-    sparse_dim: int,
-    op: ringdl.Reduction,
-    communicator: ringdl.Communicator,
-    name: str,
 ) -> tuple[list[Work[torch.Tensor]], Callable[[], torch.Tensor | None]]:
     """Start the average or sum of a sparse gradient over all ranks. Collective.
 
