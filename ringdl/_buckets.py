@@ -9,7 +9,7 @@ from typing import Any
 
 from ringdl import _engine
 from ringdl._communicator import Communicator
-from ringdl._engine import DeviceArray, DType, Reduction
+from ringdl._engine import BucketWay, DeviceArray, DType, Reduction
 from ringdl._errors import Error, MismatchError, UsageError
 from ringdl._reductions import CompressionName, wire_dtype
 from ringdl._startup import get_communicator
@@ -47,7 +47,9 @@ class Buckets:
     Attributes:
         device: its number, or None.
         reduced_on_device: whether they are reduced there: if all ranks are on this host and their
-            devices reach one another's memory. Else they go by way of the CPU's memory.
+            devices reach one another's memory, or by NCCL, where the tuning table or
+            RINGDL_ALGORITHM choose that and each rank has a device of its own. Else they go by way
+            of the CPU's memory.
 
     Raises:
         MismatchError: names, shapes, dtypes, order or sizes differ between ranks; on every rank.
@@ -113,7 +115,7 @@ class Buckets:
         engine = communicator._engine
         specs = (gradients, bucket_bytes, first_bucket_bytes)
         memory = _memory(communicator, specs, self.device)
-        self.reduced_on_device = memory.reduces_on_device()
+        self.reduced_on_device = memory.way() != BucketWay.here
         places = memory.places()
         others = []
         if places:
@@ -290,37 +292,42 @@ class Buckets:
 def _memory(
     communicator: Communicator, specs: tuple[list[_Spec], int, int], device: int | None
 ) -> _engine.BucketMemory:
-    """The memory of buckets, and on a device whether all ranks reach one another's there."""
+    """The memory of buckets; on a device as all ranks can reduce there: by NCCL, or directly."""
     arguments = (communicator._engine, *specs, communicator._group)
     if device is None:
         memory = _engine.BucketMemory(*arguments)
-        memory.settle(False)
+        memory.settle(BucketWay.here)
         return memory
     import numpy as np
 
     from ringdl._cuda import load_kernels, warn
 
+    member: tuple[int, int, int] | None = None
     place: list[int] = []
     error: Error | MemoryError | None = None
     try:
         why_not = load_kernels(device)
         made = _engine.BucketMemory(*arguments, device)
-        place = made.place_on_device()
+        member, place = made.library_member(), made.place_on_device()
     except (Error, MemoryError) as caught:  # the others must be notified
         error = caught
-    answers = communicator.allgather_object((error and str(error), place), name=AGREEING)
+    own = (error and str(error), place, member)
+    answers = communicator.allgather_object(own, name=AGREEING)
     if error is not None:
         raise error
-    for rank, (text, _) in enumerate(answers):
+    for rank, (text, _, _) in enumerate(answers):
         if text is not None:
             raise Error(f"rank {rank} cannot make its buckets: {text}")
+    if member is not None and not _engine.why_no_library([each for _, _, each in answers]):
+        made.settle(BucketWay.library)
+        return made
     is_reached = False
     if place:
         if why_not:
             warn(f"gradients go by way of the CPU's memory: {why_not}")
-        is_reached = made.reach([its for _, its in answers])
+        is_reached = made.reach([its for _, its, _ in answers])
     all_reached = communicator.allreduce(np.array([is_reached]), Reduction.Min, name=AGREEING)
-    made.settle(bool(all_reached[0]))
+    made.settle(BucketWay.direct if all_reached[0] else BucketWay.here)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ringdl._engine import Reduction
 from ringdl._errors import UsageError
@@ -19,7 +19,6 @@ from ringdl._work import one_of_several_steps, seconds_of
 if TYPE_CHECKING:
     from ringdl import _engine
     from ringdl._arrays import Operand
-    from ringdl._engine import DeviceArray
 
 
 class _Lost:
@@ -70,7 +69,6 @@ class Communicator(Reductions, Objects):
             engine, group = cast("_engine.Communicator", lost), self._group
         self._use(engine, group, self._shared.timeout)
         self._mpi: Any = None  # the communicator of MPI's own allreduce, once that was called
-        self._nccl: dict[int, Any] = {}  # those of NCCL's, by device
 
     @property
     def epoch(self) -> int:
@@ -127,7 +125,7 @@ class Communicator(Reductions, Objects):
         buckets are made.
         """
         self._shared.tuning = tuning
-        self._engine.set_choice(tuning.lines(), self._shared.algorithm)
+        self._engine.set_choice(tuning.lines(), self._shared.algorithm, tuning.nccl_bytes)
         self._engine.set_segment_bytes(tuning.segment_bytes)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
@@ -328,12 +326,7 @@ class Communicator(Reductions, Objects):
         own = range(self.size) if self._ranks is None else self._ranks
         return Communicator(self._shared, [own[rank] for rank in ranks], salt)
 
-    def _reduce_by_library(
-        self, algorithm: Literal["mpi", "nccl"], operand: Operand, op: Reduction, timeout: float
-    ) -> None:
-        if algorithm == "nccl":
-            self._reduce_by_nccl(operand.handed, op, timeout)
-            return
+    def _reduce_by_mpi(self, operand: Operand, op: Reduction) -> None:
         from ringdl import _mpi
 
         if self._mpi is None:
@@ -344,14 +337,6 @@ class Communicator(Reductions, Objects):
                 )
             self._mpi = _mpi.own_communicator(self._shared.mpi, self._ranks)
         _mpi.allreduce(self._mpi, operand, op)
-
-    def _reduce_by_nccl(self, array: DeviceArray, op: Reduction, timeout: float) -> None:
-        from ringdl import _nccl
-
-        group = self._nccl.get(array.device)
-        if group is None or group.is_aborted:
-            group = self._nccl[array.device] = _nccl.Group(self, array.device, timeout)
-        group.allreduce(array, op, timeout)
 
     def __deepcopy__(self, memo: Any) -> Communicator:
         """The same one, in a copy of what refers to it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringdl import _engine
+from ringdl import _engine, _nccl
 from ringdl._engine import DeviceArray, DType
 from ringdl._errors import Error, UsageError
 
@@ -110,6 +110,7 @@ def load_kernels(device: int) -> str:
     """
     if device not in _why_not:
         _why_not[device] = _load_kernels(device)
+        _nccl.look()
     return _why_not[device]
 
 

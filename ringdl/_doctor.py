@@ -304,6 +304,8 @@ def describe_tuning(tuning: _tuning.Tuning, hosts: Sequence[int], algorithm: str
     from ringdl import _tuning
 
     text = f"{_tuning.topology(hosts)} ranks: {_tuning.summary(tuning, hosts)}"
+    if tuning.nccl_bytes is not None:
+        text += f"; on devices of their own NCCL from {tuning.nccl_bytes:,} bytes on"
     if algorithm is not None:
         text = f"RINGDL_ALGORITHM={algorithm} wherever it is possible; else {text}"
     return Check("tuning", "ok", f"{text}; from {tuning.source}, hash {tuning.hash}")

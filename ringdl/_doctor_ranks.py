@@ -80,8 +80,8 @@ def gather(own: Sequence[Check]) -> list[Check]:
     ]
     devices = communicator.allgather_object(communicator.local_device)
     if any(device is not None for device in devices):
-        version = _nccl.version()
-        nccl = f"NCCL {version} reduces there, too" if version else f"no NCCL: {_nccl.library()[1]}"
+        version, why_not = _nccl.version()
+        nccl = f"NCCL {version} can reduce there" if version else f"no NCCL: {why_not}"
         ways = f"{_cuda_mpi.tried(communicator)}; {nccl}"
         checks.append(check_devices(devices, communicator._hosts(), ways))
     return checks

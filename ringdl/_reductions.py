@@ -10,7 +10,7 @@ from ringdl import _arrays, _engine, _fusion
 from ringdl._adasum import Adasum, AdasumOp
 from ringdl._arrays import AnyArray
 from ringdl._base import Base, refusing
-from ringdl._engine import Algorithm, DeviceArray, DType, Kind, Reduction
+from ringdl._engine import Algorithm, DType, Kind, Reduction
 from ringdl._errors import UsageError
 from ringdl._work import GroupedWork, Work, one_of_several_steps, seconds_of
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 AlgorithmName = Literal["ring", "doubling", "mpi", "direct", "hierarchical", "nccl"]
 CompressionName = Literal["float16", "bfloat16"]
-_LIBRARIES = {"mpi": "MPI's own", "nccl": "NCCL's"}
-"""Whose the allreduces are that ringdl does not compute itself."""
 Op: TypeAlias = "Reduction | AdasumOp | CustomOp"
 
 
@@ -55,10 +53,10 @@ class Reductions(Base):
             name: what the call is matched by; by default its number among unnamed allreduces.
             timeout: seconds until StallError.
             algorithm: "direct" (ranks that share memory), "hierarchical" (several hosts with such
-                ranks), "ring", "doubling" (for small arrays), or "mpi" for MPI's own
-                Allreduce and "nccl" for NCCL's (arrays on devices, one for each rank), which
-                promise no equal bits and must be the only work in flight; the same on all ranks.
-                By default chosen by size.
+                ranks), "ring", "doubling" (for small arrays), "nccl" for NCCL's
+                (of arrays on devices, one for each rank), or "mpi" for MPI's own Allreduce, which
+                must be the only work in flight; these two promise no equal bits. The same on all
+                ranks. By default chosen by size.
             compression: what float32 travels as between hosts, half as many bytes: "float16" or
                 "bfloat16". Sums are formed in float32, and the result is what the wire can carry,
                 the same on all ranks. Where no ring between hosts is needed nothing is rounded.
@@ -101,8 +99,8 @@ class Reductions(Base):
                 return x
             if isinstance(begun, _engine.Work):
                 return self._finish_allreduce(begun, x, timeout)
-        if algorithm == "mpi" or algorithm == "nccl":
-            return self._allreduce_by_library(x, op, name, timeout, algorithm)
+        if algorithm == "mpi":
+            return self._allreduce_by_mpi(x, op, name, timeout)
         return self._allreduce(name, x, op, algorithm, compression, is_async=False).wait(timeout)
 
     def allreduce_async(
@@ -291,10 +289,10 @@ class Reductions(Base):
         *,
         is_async: bool,
     ) -> Work[AnyArray]:
-        if is_async and algorithm in _LIBRARIES:
+        if is_async and algorithm == "mpi":
             raise UsageError(
-                f"{_LIBRARIES[algorithm]} allreduce is blocking only; call allreduce() or "
-                "allreduce_(), or take another algorithm"
+                "MPI's own allreduce is blocking only; call allreduce() or allreduce_(), or take "
+                "another algorithm"
             )
         operand = _arrays.operand(x, written=True)
         return self._reduce(name, operand, op, algorithm, compression, is_async=is_async)
@@ -353,45 +351,26 @@ class Reductions(Base):
     ) -> AnyArray:
         return Work(self._engine, begun, self._timeout, lambda: x).wait(timeout)
 
-    def _allreduce_by_library(
-        self,
-        x: AnyArray,
-        op: Op,
-        name: str | None,
-        timeout: float | None,
-        algorithm: Literal["mpi", "nccl"],
+    def _allreduce_by_mpi(
+        self, x: AnyArray, op: Op, name: str | None, timeout: float | None
     ) -> AnyArray:
         try:
             if not isinstance(op, Reduction):
-                raise UsageError(
-                    f"{_LIBRARIES[algorithm]} allreduce does not know the reduction {op}"
-                )
+                raise UsageError(f"MPI's own allreduce does not know the reduction {op}")
             operand = _arrays.operand(x, written=True)
-            if algorithm == "nccl" and not isinstance(operand.handed, DeviceArray):
-                raise UsageError(
-                    "NCCL reduces arrays on CUDA devices, and this one lies in the CPU's memory; "
-                    "take another algorithm"
-                )
         except UsageError as error:
             self._refuse(error, Kind.allreduce, name)
             raise
         with one_of_several_steps():
-            work = self._reduce(name, operand, op, algorithm, None, is_async=False)
+            work = self._reduce(name, operand, op, "mpi", None, is_async=False)
             work.wait(timeout)  # all have arrived
-            seconds = self._timeout if timeout is None else timeout
-            self._reduce_by_library(algorithm, operand, op, seconds)
+            self._reduce_by_mpi(operand, op)
         result: AnyArray = operand.write_back()
         return result
 
     @abstractmethod
-    def _reduce_by_library(
-        self,
-        algorithm: Literal["mpi", "nccl"],
-        operand: _arrays.Operand,
-        op: Reduction,
-        timeout: float,
-    ) -> None:
-        """Another library's allreduce, in place, once all ranks are known to have arrived."""
+    def _reduce_by_mpi(self, operand: _arrays.Operand, op: Reduction) -> None:
+        """MPI's own allreduce, in place, once all ranks are known to have arrived."""
 
 
 def _part_names(name: str | None, count: int) -> list[str | None]:

@@ -13,8 +13,8 @@ from typing import Any
 from ringdl._engine import Algorithm
 from ringdl._errors import UsageError
 
-ALGORITHMS = tuple(each.name for each in Algorithm if each not in (Algorithm.mpi, Algorithm.nccl))
-"""Values of RINGDL_ALGORITHM: not those of other libraries, which must be alone."""
+ALGORITHMS = tuple(each.name for each in Algorithm if each != Algorithm.mpi)
+"""Values of RINGDL_ALGORITHM: not MPI's own, which must be alone."""
 
 RANK_PROCESS = "RINGDL_RANK_PROCESS"
 """Marks a rank for its children (`ringdl._children`)."""
@@ -125,7 +125,8 @@ class Settings:
         _ALGORITHM,
         None,
         "the fastest by the tuning table",
-        "What allreduces whose caller names no algorithm go by, wherever it is possible.",
+        "What allreduces whose caller names no algorithm go by, wherever it is possible; `nccl` is "
+        "for arrays on devices alone.",
     )
     tuning: str | None = _setting(
         "RINGDL_TUNING",

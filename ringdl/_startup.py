@@ -263,7 +263,9 @@ def _tune(communicator: Communicator, settings: Settings, given: Tuning | str | 
 
 
 def _possible(algorithm: Algorithm, hosts: list[int]) -> Algorithm:
-    if len(hosts) > 1 and not _engine.is_possible_allreduce(algorithm, 0, hosts, 1):
+    if algorithm == Algorithm.nccl or len(hosts) == 1:  # arrays on devices show whether it can be
+        return algorithm
+    if not _engine.is_possible_allreduce(algorithm, 0, hosts, 1):
         raise UsageError(
             f"RINGDL_ALGORITHM={algorithm.name} cannot be followed: {algorithm.name} is for "
             f"{_engine.ranks_of_allreduce(algorithm)}, and the ranks here are {topology(hosts)}; "

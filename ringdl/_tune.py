@@ -1,7 +1,8 @@
 """``mpirun -n N python -m ringdl tune``: measure a few allreduces and keep what they cost.
 
 A few seconds. Each possible algorithm is timed at a few sizes, and a straight line is fitted to its
-times; where messages go around rings, segments are tried, too.
+times; where messages go around rings, segments are tried, too. With ``--device cuda`` NCCL is
+compared with ringdl's own way, instead, and the table says from which size on it is faster.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringdl import _engine, _startup, _tuning
 from ringdl._engine import Algorithm, Reduction
@@ -25,6 +26,7 @@ SIZES = (256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 SEGMENTS = (16 << 10, 32 << 10, 48 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
 SEGMENT_ARRAY = 8 << 20
 """Large enough to be cut into several segments per rank."""
+SIZES_ON_DEVICES = tuple(64 << 10 << shift for shift in range(0, 11, 2))
 SECONDS_EACH = 0.15
 Sample = tuple[int, float]
 """Bytes of an array, and the seconds that it took."""
@@ -38,17 +40,33 @@ def main(arguments: Sequence[str]) -> int:
         epilog="Jobs with as many ranks per host on such a machine take the table at init(); "
         "RINGDL_TUNING=default leaves it out, RINGDL_TUNING=FILE takes another.",
     )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: arrays on devices; keeps what the table says of others",
+    )
     parser.add_argument("-o", "--output", type=Path, help="write the table to this file instead")
     chosen = parser.parse_args(arguments)
     communicator = _startup.init()
     if communicator.size == 1:
         print("ringdl: tune needs several ranks: mpirun -n N python -m ringdl tune")
         return 2
-    tuning, samples = measure(communicator)
+    hosts = communicator.memory_hosts()
+    if chosen.device == "cuda":
+        try:
+            tuning, on_devices = measure_on_devices(communicator)
+        except UsageError as error:  # on all ranks
+            if communicator.rank == 0:
+                print(f"ringdl: there is nothing to choose: {error}")
+            return 2
+        text = describe_devices(tuning, on_devices, hosts)
+    else:
+        tuning, samples = measure(communicator)
+        text = describe(tuning, samples, hosts)
     if communicator.rank == 0:
-        hosts = communicator.memory_hosts()
         path = chosen.output or cache_path(communicator._shared.vendor, hosts)
-        print(describe(tuning, samples, hosts))
+        print(text)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_suffix(".part")
@@ -84,10 +102,50 @@ def measure(
     for level, times in samples.items():
         for name, measured in times.items():
             costs[level][name] = fit(Algorithm[name], measured, layouts[level])
-    tuning = Tuning(costs, segment_bytes, "just measured")
+    tuning = Tuning(costs, segment_bytes, "just measured", before.nccl_bytes)
     agreed: Tuning = communicator.broadcast_object(tuning)  # rank 0's clock
     communicator.use_tuning(agreed)
     return agreed, samples
+
+
+def measure_on_devices(
+    communicator: Communicator,
+) -> tuple[Tuning, list[tuple[int, float, float]]]:
+    """Find from which size on NCCL is faster, for arrays on the ranks' devices. Collective.
+
+    Returns:
+        The table, the same on all ranks, and by size the seconds of ringdl's own way and of NCCL.
+
+    Raises:
+        UsageError: on all ranks, if they cannot use NCCL together; or a rank has no device.
+    """
+    devices = communicator.allgather_object(communicator.local_device)
+    if None in devices:
+        raise UsageError(f"rank {devices.index(None)} has no CUDA device")
+    before = communicator.tuning
+    communicator.use_tuning(before.with_nccl(None))
+    samples = []
+    for size in SIZES_ON_DEVICES:
+        array = communicator.empty(size // 4, device="cuda")
+        own, nccl = (_time(communicator, array, algorithm) for algorithm in (None, "nccl"))
+        samples.append((size, own, nccl))
+    tuning = before.with_nccl(nccl_bytes(samples))
+    communicator.use_tuning(tuning)
+    return tuning, samples
+
+
+def nccl_bytes(samples: Sequence[tuple[int, float, float]]) -> int | None:
+    """The smallest size from which on NCCL is always faster; None: not even at the largest.
+
+    Args:
+        samples: by size, in ascending order, the seconds of ringdl's own way and of NCCL.
+    """
+    least = None
+    for size, own, nccl in reversed(samples):
+        if nccl >= own:
+            break
+        least = size
+    return least
 
 
 def fit(
@@ -145,6 +203,21 @@ def describe(
     return "\n".join(lines)
 
 
+def describe_devices(
+    tuning: Tuning, samples: Sequence[tuple[int, float, float]], hosts: Sequence[int]
+) -> str:
+    """What was measured on devices, and what is chosen by it."""
+    lines = [
+        f"allreduce of arrays on devices of {topology(hosts)} ranks, us",
+        f"{'bytes':>14}{'ringdl':>22}{'nccl':>22}   chosen",
+    ]
+    for size, own, nccl in samples:
+        is_nccl = tuning.nccl_bytes is not None and size >= tuning.nccl_bytes
+        name = "nccl" if is_nccl else "ringdl"
+        lines.append(f"{size:>14,}{own * 1e6:>22,.0f}{nccl * 1e6:>22,.0f}   {name}")
+    return "\n".join(lines)
+
+
 def _candidates(hosts: Sequence[int], byte_count: int, segment_bytes: int) -> list[Algorithm]:
     return [
         algorithm
@@ -160,7 +233,7 @@ def _times(
     times: dict[str, list[Sample]] = {}
     for size in SIZES:
         for algorithm in _candidates(hosts, size, segment_bytes):
-            seconds = _time(communicator, size, algorithm)
+            seconds = _time(communicator, _array(communicator, size), algorithm.name)
             times.setdefault(algorithm.name, []).append((size, seconds))
     return times
 
@@ -170,7 +243,8 @@ def _best_segment(communicator: Communicator, hosts: Sequence[int]) -> int:
     seconds: dict[int, float] = {}
     for segment_bytes in SEGMENTS:
         communicator.use_tuning(communicator.tuning.with_segments(segment_bytes))
-        seconds[segment_bytes] = _time(communicator, SEGMENT_ARRAY, way)
+        array = _array(communicator, SEGMENT_ARRAY)
+        seconds[segment_bytes] = _time(communicator, array, way.name)
     # The smallest that is about as good: small arrays are cut into segments, too.
     least = min(seconds.values())
     best = next(size for size, time in seconds.items() if time <= 1.03 * least)
@@ -178,16 +252,19 @@ def _best_segment(communicator: Communicator, hosts: Sequence[int]) -> int:
     return best
 
 
-def _time(communicator: Communicator, byte_count: int, algorithm: Algorithm) -> float:
+def _array(communicator: Communicator, byte_count: int) -> Any:
+    array = communicator.empty(byte_count // 4)
+    array[...] = 0
+    return array
+
+
+def _time(communicator: Communicator, array: Any, algorithm: str | None) -> float:
     """The median seconds of an allreduce, of the slowest rank; the same on all ranks."""
     import numpy as np
 
-    array = communicator.empty(byte_count // 4)
-    array[...] = 0
-
     def once() -> float:
         begin = time.perf_counter()
-        communicator.allreduce_(array, Reduction.Sum, algorithm=algorithm.name)  # type: ignore[arg-type]
+        communicator.allreduce_(array, Reduction.Sum, algorithm=algorithm)  # type: ignore[arg-type]
         return time.perf_counter() - begin
 
     first = [once() for _ in range(3)]

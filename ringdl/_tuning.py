@@ -42,6 +42,7 @@ class Tuning:
         costs: by level ("inside" a host, "between" hosts) and algorithm, the seconds of a step and
             of a byte.
         segment_bytes: what travels and is reduced at once between hosts.
+        nccl_bytes: from how many bytes on NCCL reduces arrays on devices; None: never.
         source: where it comes from, for people.
     """
 
@@ -50,9 +51,11 @@ class Tuning:
         costs: Mapping[str, Mapping[str, tuple[float, float]]],
         segment_bytes: int,
         source: str = "",
+        nccl_bytes: int | None = None,
     ) -> None:  # no dataclass: making one takes longer than all else here
         self.costs = costs
         self.segment_bytes = segment_bytes
+        self.nccl_bytes = nccl_bytes
         self.source = source
 
     def __eq__(self, other: object) -> bool:
@@ -63,11 +66,15 @@ class Tuning:
 
     def with_segments(self, segment_bytes: int) -> Tuning:
         """The same costs with other segments."""
-        return Tuning(self.costs, segment_bytes, self.source)
+        return Tuning(self.costs, segment_bytes, self.source, self.nccl_bytes)
+
+    def with_nccl(self, nccl_bytes: int | None) -> Tuning:
+        """The same costs with another size from which on NCCL is taken."""
+        return Tuning(self.costs, self.segment_bytes, self.source, nccl_bytes)
 
     @property
     def hash(self) -> str:
-        """Identifies the table: eight hexadecimal digits, of costs and segment alone."""
+        """Identifies the table: eight hexadecimal digits, of all but its source."""
         import hashlib
 
         return hashlib.blake2b(self.to_json().encode(), digest_size=4).hexdigest()
@@ -77,6 +84,8 @@ class Tuning:
         import json
 
         table = {"version": VERSION, "segment_bytes": self.segment_bytes, "costs": self.costs}
+        if self.nccl_bytes is not None:
+            table["nccl_bytes"] = self.nccl_bytes
         return json.dumps(table, sort_keys=True)
 
     def choose(self, byte_count: int, hosts: Sequence[int]) -> str:
@@ -154,12 +163,15 @@ def parse_tuning(text: str, source: str) -> Tuning:
         segment_bytes = table["segment_bytes"]
         if not isinstance(segment_bytes, int) or not 0 < segment_bytes <= 1 << 30:
             raise ValueError(f"segment_bytes {segment_bytes}")
+        nccl_bytes = table.get("nccl_bytes")
+        if nccl_bytes is not None and (not isinstance(nccl_bytes, int) or nccl_bytes < 0):
+            raise ValueError(f"nccl_bytes {nccl_bytes}")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(
             f"{source} is no tuning table ({error}); make one with `mpirun -n N python -m ringdl "
             "tune`"
         ) from None
-    return Tuning(costs, segment_bytes, source)
+    return Tuning(costs, segment_bytes, source, nccl_bytes)
 
 
 def _cost(seconds: Any) -> float:

@@ -99,6 +99,16 @@ def test_core_on_a_device_without(setting: str) -> None:
     run_job(any_python(), 3, "_devices", **pretended_devices(2), **{setting: "0"})
 
 
+@pytest.mark.parametrize("settings", [{}, {"RINGDL_SHARED_MEMORY": "0"}], ids=["shared", "apart"])
+def test_nccl(mpi_python: str, settings: dict[str, str]) -> None:
+    """A pretended one, by ranks with a device each."""
+    run_job(mpi_python, 2, "_nccl", **pretended_devices(2), **settings)
+
+
+def test_nccl_where_ranks_share_a_device() -> None:
+    run_job(any_python(), 2, "_nccl", **pretended_devices(1))
+
+
 def pretended_devices(count: int) -> dict[str, str]:
     settings = {"LD_LIBRARY_PATH": pretended_cuda(), "RINGDL_PRETENDED_SEED": str(count)}
     return settings | {"RINGDL_PRETENDED_DEVICES": str(count)}

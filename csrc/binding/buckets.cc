@@ -1,3 +1,4 @@
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -5,12 +6,14 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <tuple>
 #include <utility>
 
 #include "base/error.h"
 #include "binding/binding.h"
 #include "bucket/plan.h"
+#include "collective/device/library_allreduce.h"
 #include "engine/gradient_buckets.h"
 
 namespace ringdl::binding {
@@ -79,6 +82,18 @@ void bind_buckets(nb::module_& module) {
       },
       nb::arg("specs"), nb::arg("bucket_bytes"), nb::arg("first_bucket_bytes"));
 
+  nb::enum_<BucketMemory::Way>(module, "BucketWay")
+      .value("here", BucketMemory::Way::kHere)
+      .value("direct", BucketMemory::Way::kDirect)
+      .value("library", BucketMemory::Way::kByLibrary);
+  module.def(
+      "why_no_library",
+      [](const std::vector<std::array<int64_t, 3>>& numbers) {
+        std::vector<DeviceLibrary::Member> members;
+        for (const auto& its : numbers) members.push_back({{its[0], its[1]}, its[2]});
+        return why_no_library(members);
+      },
+      nb::arg("members"));
   nb::class_<Prepared>(module, "BucketMemory")
       .def(
           "__init__",
@@ -98,6 +113,13 @@ void bind_buckets(nb::module_& module) {
           nb::arg("communicator"), nb::arg("specs"), nb::arg("bucket_bytes"),
           nb::arg("first_bucket_bytes"), nb::arg("group").none(),
           nb::arg("device").none() = nb::none())
+      .def("library_member",
+           [](const Prepared& self) -> std::optional<std::array<int64_t, 3>> {
+             const nb::gil_scoped_release release;
+             const auto member = self.own->library_member();
+             if (!member) return {};
+             return std::array{member->device[0], member->device[1], member->state};
+           })
       .def("place_on_device", [](const Prepared& self) { return self.own->place_on_device(); })
       .def("reach",
            [](Prepared& self, const BucketMemory::ByMember& places) {
@@ -105,11 +127,11 @@ void bind_buckets(nb::module_& module) {
              return self.own->reach(places);
            })
       .def("settle",
-           [](Prepared& self, bool on_device) {
+           [](Prepared& self, BucketMemory::Way way) {
              const nb::gil_scoped_release release;
-             self.own->settle(on_device);
+             self.own->settle(way);
            })
-      .def("reduces_on_device", [](const Prepared& self) { return self.own->reduces_on_device(); })
+      .def("way", [](const Prepared& self) { return self.own->way(); })
       .def("places", [](const Prepared& self) { return self.own->places(); });
 
   nb::class_<Buckets>(module, "GradientBuckets")

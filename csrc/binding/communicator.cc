@@ -313,11 +313,12 @@ void bind_communicator(nb::module_& module) {
           nb::arg("device"), nb::arg("byte_count"))
       .def(
           "set_choice",
-          [](Communicator& self, const CostLines& costs, std::optional<Algorithm> wanted) {
+          [](Communicator& self, const CostLines& costs, std::optional<Algorithm> wanted,
+             std::optional<size_t> library_bytes) {
             const nb::gil_scoped_release release;
-            self.driver->set_choice(model_of(costs), wanted);
+            self.driver->set_choice(model_of(costs), wanted, library_bytes.value_or(SIZE_MAX));
           },
-          nb::arg("costs"), nb::arg("wanted").none())
+          nb::arg("costs"), nb::arg("wanted").none(), nb::arg("library_bytes").none())
       .def("set_may_spin",
            [](Communicator& self, bool may_spin) {
              const nb::gil_scoped_release release;

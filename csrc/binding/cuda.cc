@@ -1,14 +1,12 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
-
-#include <optional>
 
 #include "binding/binding.h"
 #include "cuda/device.h"
 #include "cuda/kernel_image.h"
+#include "cuda/nccl.h"
 #include "cuda/survey.h"
 
 namespace ringdl::binding {
@@ -95,36 +93,21 @@ void bind_cuda(nb::module_& module) {
       },
       nb::arg("device"), nb::arg("into"), nb::arg("from_address"), nb::arg("byte_count"),
       nb::arg("stream"));
-  nb::class_<Mark>(module, "CudaMark").def("is_passed", &Mark::is_passed);
-  module.def(
-      "cuda_mark",
-      [](int device, uintptr_t stream) {
-        return cuda::Device::of(device).mark(reinterpret_cast<cuda::Stream>(stream));
-      },
-      nb::arg("device"), nb::arg("stream"));
-  // Of a thread: what is called within `with` finds the device's context current.
-  struct CurrentDevice {
-    int device;
-    std::optional<cuda::Device::Current> current;
-  };
-  nb::class_<CurrentDevice>(module, "CudaCurrent")
-      .def(
-          "__init__", [](CurrentDevice* self, int device) { new (self) CurrentDevice{device, {}}; },
-          nb::arg("device"))
-      .def(
-          "__enter__",
-          [](CurrentDevice& self) -> CurrentDevice& {
-            self.current.emplace(cuda::Device::of(self.device));
-            return self;
-          },
-          nb::rv_policy::reference)
-      .def("__exit__", [](CurrentDevice& self, const nb::args&) { self.current.reset(); });
   module.def(
       "cuda_device_of",
       [](uintptr_t address) {
         return cuda::Device::number_of(reinterpret_cast<const void*>(address));
       },
       nb::arg("address"));
+  module.def(
+      "look_for_nccl_at",
+      [](std::vector<std::string> paths) { cuda::look_for_nccl_at(std::move(paths)); },
+      nb::arg("paths"));
+  module.def("nccl", [] {
+    const nb::gil_scoped_release release;
+    const cuda::Nccl& found = cuda::nccl();
+    return std::make_tuple(found.version, found.why_not);
+  });
   module.def("has_cuda_kernels", [] { return cuda::kernel_image() != nullptr; });
 }
 

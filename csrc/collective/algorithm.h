@@ -26,12 +26,6 @@ enum class Algorithm : uint8_t {
   kNccl = 5
 };
 
-/// Whether another library reduces, once all ranks have been found to agree: it matches calls by
-/// their order, so there must be no other work.
-constexpr bool is_of_library(Algorithm algorithm) {
-  return algorithm == Algorithm::kMpi || algorithm == Algorithm::kNccl;
-}
-
 /// So many bytes travel as one message, however short segments are, where messages that follow one
 /// another are what makes an algorithm slow.
 inline constexpr size_t kOneMessageBytes = 16 << 10;

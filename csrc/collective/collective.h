@@ -48,6 +48,10 @@ class Collective {
   /// Once done: what it has collected, if the result's size is only known then.
   virtual Gathered* gathered() { return nullptr; }
 
+  /// The work has failed, and step() is not called any more: ends what waits for other ranks on a
+  /// device by itself.
+  virtual void stop() noexcept {}
+
   /// Where it stands, for people: "ring allreduce: 12 of 24 segments received". What precedes the
   /// colon is the work's name in a trace.
   virtual std::string describe() const = 0;

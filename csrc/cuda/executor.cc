@@ -45,49 +45,23 @@ void refuse_custom(CustomKernel kernel) {
 
 }  // namespace
 
-DeviceExecutor::DeviceExecutor(Device& device) : device_(device) {
-  const Device::Current current(device_);
-  RINGDL_CUDA(device_.functions(), StreamCreateWithPriority, &stream_, kStreamNonBlocking, 0);
-}
-
-DeviceExecutor::~DeviceExecutor() {
-  try {
-    const Device::Current current(device_);
-    for (const Event event : events_) device_.functions().EventDestroy(event);
-    for (const Recorded& each : recorded_) device_.functions().EventDestroy(each.event);
-    device_.functions().StreamDestroy(stream_);
-  } catch (const Error&) {  // the context is lost, and these with it
-  }
-}
-
 size_t DeviceExecutor::most_arrays() const { return kMostArrays; }
-
-Event DeviceExecutor::take_event() {
-  Event event = nullptr;
-  if (events_.empty()) {
-    RINGDL_CUDA(device_.functions(), EventCreate, &event, kEventDisableTiming);
-  } else {
-    event = events_.back();
-    events_.pop_back();
-  }
-  return event;
-}
 
 Executor::Ticket DeviceExecutor::copy(std::byte* into, const std::byte* from, size_t bytes, bool) {
   if (bytes > 0) {
     const Device::Current current(device_);
     RINGDL_CUDA(device_.functions(), MemcpyAsync, address_of(into), address_of(from), bytes,
-                stream_);
+                queue_.stream());
   }
-  return ++last_;
+  return queue_.add();
 }
 
 Executor::Ticket DeviceExecutor::zero(std::byte* into, size_t bytes) {
   if (bytes > 0) {
     const Device::Current current(device_);
-    RINGDL_CUDA(device_.functions(), MemsetD8Async, address_of(into), 0, bytes, stream_);
+    RINGDL_CUDA(device_.functions(), MemsetD8Async, address_of(into), 0, bytes, queue_.stream());
   }
-  return ++last_;
+  return queue_.add();
 }
 
 Executor::Ticket DeviceExecutor::combine(const Reducer& reducer, std::byte* into,
@@ -95,7 +69,7 @@ Executor::Ticket DeviceExecutor::combine(const Reducer& reducer, std::byte* into
   refuse_custom(reducer.custom());
   launch(reducer.dtype(), undivided(reducer.dtype(), reducer.reduction()), 1,
          std::initializer_list<const std::byte*>{into, from}, {&into, 1}, bytes);
-  return ++last_;
+  return queue_.add();
 }
 
 Executor::Ticket DeviceExecutor::finish(const Reducer& reducer, std::byte* into,
@@ -103,7 +77,7 @@ Executor::Ticket DeviceExecutor::finish(const Reducer& reducer, std::byte* into,
   refuse_custom(reducer.custom());
   launch(reducer.dtype(), reducer.reduction(), reducer.divisor(),
          std::initializer_list<const std::byte*>{into, from}, {&into, 1}, bytes);
-  return ++last_;
+  return queue_.add();
 }
 
 Executor::Ticket DeviceExecutor::reduce(const ReduceMany& reduce_many,
@@ -112,21 +86,21 @@ Executor::Ticket DeviceExecutor::reduce(const ReduceMany& reduce_many,
   refuse_custom(reduce_many.custom());
   launch(reduce_many.dtype(), reduce_many.reduction(), reduce_many.divisor(), sources, targets,
          bytes);
-  return ++last_;
+  return queue_.add();
 }
 
 Executor::Ticket DeviceExecutor::pack(const Codec& codec, std::byte* wire, const std::byte* array,
                                       size_t bytes) {
   ConvertArguments arguments{array, wire, bytes / sizeof(float)};
   launch("ringdl_narrow_" + std::string(name_of(*codec.wire())), &arguments, arguments.count);
-  return ++last_;
+  return queue_.add();
 }
 
 Executor::Ticket DeviceExecutor::unpack(const Codec& codec, std::byte* array, const std::byte* wire,
                                         size_t bytes) {
   ConvertArguments arguments{wire, array, bytes / sizeof(float)};
   launch("ringdl_widen_" + std::string(name_of(*codec.wire())), &arguments, arguments.count);
-  return ++last_;
+  return queue_.add();
 }
 
 void DeviceExecutor::launch(DType dtype, Reduction reduction, int64_t divisor,
@@ -160,28 +134,7 @@ void DeviceExecutor::launch(const std::string& kernel, void* arguments, size_t i
   const Device::Current current(device_);
   const size_t blocks = std::min((items + kThreadsPerBlock - 1) / kThreadsPerBlock, kMostBlocks);
   RINGDL_CUDA(device_.functions(), LaunchKernel, function, static_cast<unsigned>(blocks), 1, 1,
-              kThreadsPerBlock, 1, 1, 0, stream_, &arguments, nullptr);
-}
-
-// In one stream, so an event covers all that was asked for before it.
-bool DeviceExecutor::poll(Ticket ticket) {
-  if (ticket <= done_) return true;
-  const Device::Current current(device_);
-  if (recorded_.empty() || recorded_.back().covers < ticket) {
-    const Event event = take_event();
-    RINGDL_CUDA(device_.functions(), EventRecord, event, stream_);
-    recorded_.push_back({last_, event});
-  }
-  while (!recorded_.empty()) {
-    const Recorded& first = recorded_.front();
-    const Result result = device_.functions().EventQuery(first.event);
-    if (result == kNotReady) break;
-    check(device_.functions(), result, "cuEventQuery");
-    done_ = first.covers;
-    events_.push_back(first.event);
-    recorded_.pop_front();
-  }
-  return ticket <= done_;
+              kThreadsPerBlock, 1, 1, 0, queue_.stream(), &arguments, nullptr);
 }
 
 }  // namespace ringdl::cuda

@@ -1,28 +1,21 @@
 #pragma once
 
-#include <deque>
-#include <vector>
-
-#include "cuda/device.h"
+#include "cuda/queue.h"
 #include "reduce/executor.h"
 
 namespace ringdl::cuda {
 
 /// Copies and reduces on a device, in a stream of its own. Arrays may lie on this device, on others
-/// that it can reach, or in pinned memory.
-///
-/// Tickets are the operations' numbers. An event is recorded when one is asked for that no event
-/// covers yet; so operations that nobody asks for cost none.
+/// that it can reach, or in pinned memory. Tickets are those of a Queue.
 class DeviceExecutor final : public Executor {
  public:
-  explicit DeviceExecutor(Device& device);
-  ~DeviceExecutor() override;
+  explicit DeviceExecutor(Device& device) : device_(device), queue_(device) {}
 
   /// A launch takes some microseconds, in which a device moves megabytes.
   Grain grain() const override { return {256 << 10, 16 << 20, 1 << 20, 8 << 20}; }
   size_t most_arrays() const override;
 
-  Ticket last() const override { return last_; }
+  Ticket last() const override { return queue_.last(); }
   Ticket copy(std::byte* into, const std::byte* from, size_t bytes, bool streams) override;
   Ticket zero(std::byte* into, size_t bytes) override;
   Ticket combine(const Reducer& reducer, std::byte* into, const std::byte* from,
@@ -35,26 +28,16 @@ class DeviceExecutor final : public Executor {
   Ticket unpack(const Codec& codec, std::byte* array, const std::byte* wire, size_t bytes) override;
 
  protected:
-  bool poll(Ticket ticket) override;
+  bool poll(Ticket ticket) override { return queue_.is_done(ticket); }
 
  private:
-  struct Recorded {
-    Ticket covers;  // this operation and all before it
-    Event event;
-  };
-
-  Event take_event();
   void launch(DType dtype, Reduction reduction, int64_t divisor,
               std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
               size_t bytes);
   void launch(const std::string& kernel, void* arguments, size_t items);
 
   Device& device_;
-  Stream stream_ = nullptr;
-  std::vector<Event> events_;  // not in use
-  std::deque<Recorded> recorded_;
-  Ticket last_ = 0;
-  Ticket done_ = 0;
+  Queue queue_;
 };
 
 }  // namespace ringdl::cuda

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/executor.h"
+#include "cuda/nccl.h"
 #include "cuda/pack.h"
 #include "cuda/pinned.h"
 #include "cuda/shared_blocks.h"
@@ -55,6 +56,15 @@ class Executors final : public DeviceExecutors {
     return place && has_kernels(device) ? reached_.reach(Device::of(device), place) : nullptr;
   }
   void keep(std::shared_ptr<std::byte> memory) override { kept_.push_back(std::move(memory)); }
+  bool library_reduces(DType dtype, Reduction reduction) override {
+    return reduces_by_nccl(dtype, reduction);
+  }
+  DeviceLibrary& library(uint64_t group, int rank, int size, int device) override {
+    std::unique_ptr<NcclGroup>& its = nccl_[group];
+    if (!its) its = std::make_unique<NcclGroup>(Device::of(device), rank, size);
+    return *its;
+  }
+  void close_libraries() override { nccl_.clear(); }
   void let_go() override {
     reached_.let_go();
     kept_.clear();
@@ -84,6 +94,7 @@ class Executors final : public DeviceExecutors {
   const std::shared_ptr<StagePool> stages_ = std::make_shared<StagePool>();
   const std::shared_ptr<SharedBlocks> blocks_ = std::make_shared<SharedBlocks>();
   ReachedBlocks reached_;
+  std::map<uint64_t, std::unique_ptr<NcclGroup>> nccl_;  // by group
   std::vector<std::shared_ptr<std::byte>> kept_;
 };
 

@@ -33,6 +33,12 @@ BucketMemory::~BucketMemory() {
   }
 }
 
+std::optional<DeviceLibrary::Member> BucketMemory::library_member() const {
+  if (!gradients_) return {};
+  const auto largest = std::ranges::max_element(plan_.buckets, {}, &BucketLayout::bytes);
+  return driver_.library_member(where_.device, *largest, *group_);
+}
+
 std::vector<int64_t> BucketMemory::place_on_device() const {
   const bool is_one_host = group_->size() > 1 && layout_->host_count() == 1;
   if (!gradients_ || !is_one_host || driver_.wanted() == Algorithm::kRing) return {};
@@ -48,8 +54,8 @@ std::shared_ptr<std::byte> BucketMemory::allocate_here(size_t bytes) const {
 }
 
 // A member without others reduces nothing.
-void BucketMemory::settle(bool on_device) {
-  reduces_on_device_ = gradients_ && (on_device || group_->size() == 1);
+void BucketMemory::settle(Way way) {
+  way_ = gradients_ && group_->size() == 1 ? Way::kDirect : way;
   storage_ = std::make_shared<BucketStorage>(
       plan_,
       [&](size_t bytes) {
@@ -57,7 +63,7 @@ void BucketMemory::settle(bool on_device) {
         return driver_.devices().pinned(where_.device, bytes,
                                         [&](size_t size) { return allocate_here(size); });
       },
-      reduces_on_device_);
+      way_ != Way::kHere);
   if (!shares_) return;
   const size_t bytes = SharedCounters::bytes(layout_->local_size());
   for (size_t i = 0; i < plan_.buckets.size(); ++i) {
@@ -82,7 +88,7 @@ std::byte* BucketMemory::gradient(int index) {
 }
 
 std::shared_ptr<std::byte> BucketMemory::bucket(size_t number) const {
-  if (reduces_on_device_) return gradients_->bucket(number);
+  if (way_ != Way::kHere) return gradients_->bucket(number);
   return {storage_, storage_->bucket(static_cast<int>(number))};
 }
 
@@ -90,19 +96,19 @@ std::optional<BucketOnDevice> BucketMemory::on_device(size_t number) const {
   if (!gradients_) return std::nullopt;
   const BucketLayout& layout = plan_.buckets[number];
   const std::shared_ptr<std::byte> here(storage_, storage_->bucket(static_cast<int>(number)));
-  return BucketOnDevice{where_.device, gradients_->bucket(number), layout.flags_begin,
-                        here,          reduces_on_device_,         arrivals_[number]};
+  return BucketOnDevice{where_.device, gradients_->bucket(number), layout.flags_begin, here,
+                        way_,          arrivals_[number]};
 }
 
 std::optional<SharedArrays> BucketMemory::connect(size_t number, const ByMember& places) {
   is_connected_ = true;
-  if (!shares_ || !is_reached(number, places)) return std::nullopt;
+  if (!shares_ || way_ == Way::kByLibrary || !is_reached(number, places)) return std::nullopt;
   const auto at = [&](int member, size_t place) {
     const auto index = static_cast<size_t>(member);
     return window_->at(group_->ranks[index], static_cast<uint64_t>(places[index][place]));
   };
   SharedArrays shared;
-  if (reduces_on_device_) {
+  if (way_ == Way::kDirect) {
     shared.arrays = gradients_->buckets(number);
   } else if (window_) {
     for (const int member : layout_->local_ranks()) shared.arrays.push_back(at(member, 2 * number));
@@ -117,7 +123,7 @@ std::optional<SharedArrays> BucketMemory::connect(size_t number, const ByMember&
 }
 
 bool BucketMemory::is_reached(size_t number, const ByMember& places) const {
-  return reduces_on_device_ ||
+  return way_ == Way::kDirect ||
          std::ranges::all_of(layout_->hosts, [&](const std::vector<int>& members) {
            return members.size() == 1 || std::ranges::all_of(members, [&](int member) {
                     return places[static_cast<size_t>(member)][2 * number] >= 0;

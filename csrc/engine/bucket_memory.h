@@ -18,12 +18,14 @@ namespace ringdl {
 /// The memory of one rank's buckets: shared with the other members on its host, if there are any,
 /// else ordinary. The first member on each host also has counters for each bucket.
 ///
-/// Gradients may lie on a device. Where all members reach one another's there, they are reduced
-/// there, and only their flags are here. Else buckets are here, too, and what is reduced is copied
-/// to and fro, in memory from which the device copies by itself (DeviceExecutors::pinned()).
+/// Gradients may lie on a device. Where all members reach one another's there, or another library
+/// (NCCL) reduces them, that happens there, and only their flags are here. Else buckets are here,
+/// too, and what is reduced is copied to and fro, in memory from which the device copies by itself
+/// (DeviceExecutors::pinned()).
 ///
-/// To be made: the constructor; on a device place_on_device(), and reach() if that is not empty;
-/// settle(); places(); connect() for each bucket.
+/// To be made: the constructor; on a device library_member() and why_no_library() of all, else
+/// place_on_device(), and reach() if that is not empty; settle(); places(); connect() for each
+/// bucket.
 class BucketMemory {
  public:
   /// By member: what its place_on_device() or places() is.
@@ -36,26 +38,30 @@ class BucketMemory {
   BucketMemory(const BucketMemory&) = delete;
   BucketMemory& operator=(const BucketMemory&) = delete;
 
+  using Way = BucketOnDevice::Way;
+
+  /// See Driver::library_member(). In the CPU's memory nothing.
+  std::optional<DeviceLibrary::Member> library_member() const;
   /// Where the gradients lie on this rank's device, for the others. Empty, on all members, if
   /// gradients lie in the CPU's memory or members are on several hosts.
   std::vector<int64_t> place_on_device() const;
   /// Whether this rank reaches the gradients of all.
   bool reach(const ByMember& places);
   /// Allocates what the rest needs.
-  /// @param on_device  all members have reached all: gradients are reduced where they lie
-  void settle(bool on_device);
+  /// @param way  of all members: kDirect if all have reached all, kByLibrary if all can
+  void settle(Way way);
 
   /// Where this rank's buckets and counters are: two offsets per bucket in its shared memory, -1
   /// for what is not there. Empty, on all members, if no two of them share memory.
   const std::vector<int64_t>& places() const { return places_; }
   /// The bucket `number` of all members on this host. None, on all members, if some member does not
-  /// reach that of another one on its host.
+  /// reach that of another one on its host, or need not.
   std::optional<SharedArrays> connect(size_t number, const ByMember& places);
 
   BucketStorage& storage() { return *storage_; }
   Memory where() const { return where_; }
-  /// As settled; also where there is nobody else.
-  bool reduces_on_device() const { return reduces_on_device_; }
+  /// As settled; where there is nobody else, there.
+  Way way() const { return way_; }
   /// Where gradient `index` lies.
   std::byte* gradient(int index);
   /// Keeps the bucket `number` of this rank, where it is reduced.
@@ -83,7 +89,7 @@ class BucketMemory {
   const Memory where_;
   std::unique_ptr<DeviceGradients> gradients_;  // null in the CPU's memory
   std::vector<std::shared_ptr<Arrival>> arrivals_;
-  bool reduces_on_device_ = false;
+  Way way_ = Way::kHere;
   std::shared_ptr<BucketStorage> storage_;
   std::vector<int64_t> places_;
   std::vector<std::shared_ptr<std::byte>> own_counters_;  // of the first member; by bucket

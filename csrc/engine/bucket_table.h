@@ -50,10 +50,12 @@ struct BucketOnDevice {
   std::shared_ptr<std::byte> gradients;
   size_t gradient_bytes;            // then its flags
   std::shared_ptr<std::byte> here;  // in the CPU's memory: the bucket, or its flags
-  /// They are reduced there, between copies of the flags; else here, between copies of the
+  /// How they are reduced: there, between copies of the flags, or here, between copies of the
   /// gradients.
-  bool is_reduced_there;
+  enum class Way : uint8_t { kHere, kDirect, kByLibrary } way;
   std::shared_ptr<Arrival> arrival;  // of the instance that is launched last
+
+  bool is_there() const { return way != Way::kHere; }
 };
 
 /// Describes a bucket: the same on all members of its group, except the memory.

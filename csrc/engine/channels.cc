@@ -211,7 +211,7 @@ BucketChannel::BucketChannel(ChannelContext context, int tag, std::function<void
     : context_(std::move(context)), tag_(tag), touch_(std::move(touch)) {}
 
 void BucketChannel::send(int to, const void* data, size_t bytes) {
-  MessageSequence::Message& message = out_.add(const_cast<void*>(data), bytes);
+  MessageSequence::Message& message = out_.of(to).add(const_cast<void*>(data), bytes);
   message.ticket = context_.transport.send(context_.rank_of(to), tag_, data, bytes, *this);
   message.started = true;
   ++context_.counters.data_messages_sent;
@@ -219,24 +219,28 @@ void BucketChannel::send(int to, const void* data, size_t bytes) {
 }
 
 void BucketChannel::receive(int from, void* data, size_t bytes) {
-  MessageSequence::Message& message = in_.add(data, bytes);
+  MessageSequence::Message& message = in_.of(from).add(data, bytes);
   message.ticket = context_.transport.receive(context_.rank_of(from), tag_, data, bytes, *this);
   message.started = true;
 }
 
 void BucketChannel::abort() {
-  for (auto message = in_.open().rbegin(); message != in_.open().rend(); ++message) {
-    if (!message->ended) context_.transport.withdraw(message->ticket);
-    message->ended = true;
-  }
+  in_.any([this](MessageSequence& messages) {
+    for (auto message = messages.open().rbegin(); message != messages.open().rend(); ++message) {
+      if (!message->ended) context_.transport.withdraw(message->ticket);
+      message->ended = true;
+    }
+    return false;
+  });
 }
 
 void BucketChannel::ended(Ticket ticket) {
-  MessageSequence& stream = in_.find(ticket) != nullptr ? in_ : out_;
-  if (MessageSequence::Message* message = stream.find(ticket)) {
-    stream.end(*message);
-    touch_();
-  }
+  const auto end = [ticket](MessageSequence& messages) {
+    MessageSequence::Message* const message = messages.find(ticket);
+    if (message != nullptr) messages.end(*message);
+    return message != nullptr;
+  };
+  if (in_.any(end) || out_.any(end)) touch_();
 }
 
 }  // namespace ringdl

@@ -124,13 +124,13 @@ class BucketChannel final : public Channel, public Completion {
   int size() const override { return context_.group->size(); }
   void send(int to, const void* data, size_t bytes) override;
   void receive(int from, void* data, size_t bytes) override;
-  int64_t sent(int) const override { return out_.first(); }
-  int64_t received(int) const override { return in_.first(); }
+  int64_t sent(int to) const override { return out_.ended(to); }
+  int64_t received(int from) const override { return in_.ended(from); }
   bool agreed() const override { return true; }
 
   /// Withdraws the receives.
   void abort();
-  bool idle() const { return out_.first() == out_.next(); }
+  bool idle() const { return out_.all_ended(); }
 
   void ended(Ticket ticket) override;
 
@@ -138,8 +138,8 @@ class BucketChannel final : public Channel, public Completion {
   ChannelContext context_;
   int tag_;
   std::function<void()> touch_;
-  MessageSequence out_;
-  MessageSequence in_;
+  MessageSequences out_;
+  MessageSequences in_;
 };
 
 }  // namespace ringdl

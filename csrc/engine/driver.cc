@@ -236,9 +236,10 @@ void Driver::set_segment_bytes(size_t bytes) {
   engine_.parts().set_segment_bytes(bytes);
 }
 
-void Driver::set_choice(const CostModel& model, std::optional<Algorithm> wanted) {
+void Driver::set_choice(const CostModel& model, std::optional<Algorithm> wanted,
+                        size_t library_bytes) {
   const Lock lock = lock_for_call();
-  engine_.parts().planning.choose_by(model, wanted);
+  engine_.parts().planning.choose_by(model, wanted, library_bytes);
 }
 
 void Driver::set_may_spin(bool may_spin) {
@@ -280,6 +281,15 @@ DeviceExecutors& Driver::devices() const {
 std::byte* Driver::reach_on(int device, const DevicePlace& place) {
   const Lock lock = lock_for_call();
   return devices().reached(device, place);
+}
+
+std::optional<DeviceLibrary::Member> Driver::library_member(int device, const BucketLayout& largest,
+                                                            const Group& group) {
+  const Lock lock = lock_for_call();
+  const bool is_chosen = engine_.parts().planning.chooses_library(largest.dtype, Reduction::kSum,
+                                                                  largest.bytes, group);
+  if (!is_chosen) return {};
+  return devices().library(group.id, group.rank, group.size(), device).member(device);
 }
 
 std::shared_ptr<Work> Driver::launch_bucket(int64_t number, const std::function<void()>& fill,

@@ -12,7 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "bucket/plan.h"
 #include "engine/engine.h"
+#include "reduce/device_library.h"
 
 namespace ringdl {
 
@@ -120,6 +122,10 @@ class Driver {
   DeviceExecutors& devices() const;
   /// See DeviceExecutors::reached().
   std::byte* reach_on(int device, const DevicePlace& place);
+  /// What the others are told of this rank if buckets are to be reduced by another library, whose
+  /// largest is given: see Planning::chooses_library(). Nothing, on all members, if they are not.
+  std::optional<DeviceLibrary::Member> library_member(int device, const BucketLayout& largest,
+                                                      const Group& group);
 
   /// All ranks, as a group.
   const SharedGroup& group_of_all_ranks() const { return engine_.parts().all; }
@@ -165,7 +171,8 @@ class Driver {
   /// What algorithms are chosen by from now on. Collective in effect.
   /// @param wanted  taken wherever it is possible and the call names none; else the fastest by the
   /// model
-  void set_choice(const CostModel& model, std::optional<Algorithm> wanted);
+  /// @param library_bytes  as Planning::choose_by()
+  void set_choice(const CostModel& model, std::optional<Algorithm> wanted, size_t library_bytes);
   std::optional<Algorithm> wanted() const { return engine_.parts().planning.wanted(); }
   /// Whether every rank of this host can have a core of its own: then waits begin by spinning.
   void set_may_spin(bool may_spin);

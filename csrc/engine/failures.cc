@@ -74,7 +74,7 @@ void Failures::fail_broken(const WorkTable::Broken& broken) {
   if (work.ended()) return;
   fail_everywhere(
       work, {work.label() + " failed on rank " + std::to_string(parts_.rank) + ": " + broken.why,
-             FailureKind::kDevice, work.description.joins});
+             broken.kind, work.description.joins});
 }
 
 void Failures::send(int to, MessageType type, const Key& key, const Failure& why) {

@@ -30,9 +30,8 @@ std::string refusal(const Description& theirs, const Group& group, int rank,
     return joined_text(rank) + "has nothing neutral for " + label +
            ", a reduction of your own: make the call before any rank calls join()";
   }
-  if (is_of_library(theirs.algorithm)) {
-    return joined_text(rank) +
-           "cannot take part in another library's allreduce: use another algorithm";
+  if (theirs.algorithm == Algorithm::kMpi) {
+    return joined_text(rank) + "cannot take part in MPI's own allreduce: use another algorithm";
   }
   return {};
 }

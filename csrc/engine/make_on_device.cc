@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/error.h"
 #include "collective/device/device_allreduce.h"
+#include "collective/device/library_allreduce.h"
 #include "collective/device/staged.h"
 #include "collective/row_partition.h"
 #include "engine/bucket_table.h"
@@ -116,21 +118,15 @@ bool is_reduced_there(DeviceExecutors& devices, const Call& call, const Descript
          group.ranks.size() <= devices.of(call.memory.device).most_arrays();
 }
 
-}  // namespace
-
-std::unique_ptr<Collective> make_on_device(DeviceExecutors& devices, size_t slab_bytes,
-                                           const Surroundings& its, const Call& call,
-                                           const Description& description, void* data,
-                                           const Group& group) {
-  if (is_of_library(description.algorithm)) {  // which does not touch the array
-    return make_collective(its, call, description, data, group);
+std::unique_ptr<Collective> make(DeviceExecutors& devices, size_t slab_bytes,
+                                 Staged::MayBegin may_begin, const Surroundings& its,
+                                 const Call& call, const Description& description, void* data,
+                                 const Group& group) {
+  if (!is_reduced_there(devices, call, description, its, group)) {
+    return make_staged(devices, slab_bytes, std::move(may_begin), its, call, description, data,
+                       group);
   }
   const int device = call.memory.device;
-  const std::shared_ptr<Mark> mark = devices.mark(device, call.stream);
-  auto may_begin = [mark] { return mark->is_passed(); };
-  if (!is_reduced_there(devices, call, description, its, group)) {
-    return make_staged(devices, slab_bytes, may_begin, its, call, description, data, group);
-  }
   refuse_wrong(call);
   auto fallback = [&devices, slab_bytes, may_begin, &executor = its.executor,
                    segment_bytes = its.segment_bytes, window = its.window, layout = its.layout,
@@ -156,18 +152,74 @@ std::unique_ptr<Collective> make_on_device(DeviceExecutors& devices, size_t slab
                                            std::move(fallback));
 }
 
+// Asked until the caller's stream is past what is there now.
+Staged::MayBegin mark(DeviceExecutors& devices, const Call& call) {
+  const std::shared_ptr<Mark> mark = devices.mark(call.memory.device, call.stream);
+  return [mark] { return mark->is_passed(); };
+}
+
+}  // namespace
+
+std::unique_ptr<Collective> make_on_device(DeviceExecutors& devices, size_t slab_bytes,
+                                           const Surroundings& its, const Call& call,
+                                           const Description& description, void* data,
+                                           const Group& group) {
+  if (description.algorithm == Algorithm::kMpi) {  // a barrier
+    return make_collective(its, call, description, data, group);
+  }
+  return make(devices, slab_bytes, mark(devices, call), its, call, description, data, group);
+}
+
+std::unique_ptr<Collective> make_by_library(DeviceExecutors& devices, size_t slab_bytes,
+                                            const Surroundings& its, const Call& call,
+                                            const Description& otherwise, void* data,
+                                            const Group& group) {
+  if (call.operation.kernel != nullptr || !devices.library_reduces(call.dtype, call.reduction)) {
+    const std::string what = call.operation.kernel != nullptr
+                                 ? call.operation.name
+                                 : std::string(name_of(call.reduction));
+    throw UsageError("NCCL has no allreduce of " + std::string(name_of(call.dtype)) + " by " +
+                     what + "; take another algorithm");
+  }
+  refuse_wrong(call);
+  const int device = call.memory.device;
+  auto* const array = static_cast<std::byte*>(data);
+  const Staged::MayBegin may_begin = mark(devices, call);
+  auto fallback = [&devices, slab_bytes, may_begin, &executor = its.executor,
+                   segment_bytes = its.segment_bytes, window = its.window, layout = its.layout,
+                   call, otherwise, data, group] {
+    return make(devices, slab_bytes, may_begin, {executor, segment_bytes, window, layout, nullptr},
+                call, otherwise, data, group);
+  };
+  return std::make_unique<LibraryAllreduce>(
+      devices.library(group.id, group.rank, group.size(), device), device,
+      DeviceLibrary::Array{array, bytes_of(call) / item_bytes(call.dtype), call.dtype,
+                           call.reduction},
+      group.rank, group.size(), may_begin, call.algorithm.has_value(), std::move(fallback));
+}
+
+std::unique_ptr<Collective> make_by_library(DeviceExecutors& devices, const BucketSpec& bucket) {
+  const Group& group = *bucket.group;
+  const int device = bucket.on_device->device;
+  return std::make_unique<LibraryAllreduce>(
+      devices.library(group.id, group.rank, group.size(), device), device,
+      DeviceLibrary::Array{static_cast<std::byte*>(bucket.data),
+                           bucket.bytes / item_bytes(bucket.dtype), bucket.dtype, bucket.reduction},
+      group.rank, group.size(), [] { return true; }, true, nullptr);
+}
+
 std::unique_ptr<Collective> make_on_device(DeviceExecutors& devices, const BucketSpec& bucket,
                                            std::unique_ptr<Collective> reduction) {
   const auto its = std::make_shared<BucketOnDevice>(*bucket.on_device);
   std::byte* there = its->gradients.get();
   size_t bytes = its->gradient_bytes;
-  if (its->is_reduced_there) {  // the flags follow
+  if (its->is_there()) {  // the flags follow
     there += bytes;
     bytes = bucket.bytes - bytes;
   }
   std::byte* const here = its->here.get();
   std::vector<Staged::Slab> whole{{{here, there, bytes}, {there, here, bytes}}};
-  if (its->is_reduced_there) std::swap(whole[0].in, whole[0].out);
+  if (its->is_there()) std::swap(whole[0].in, whole[0].out);
   const Group& group = *bucket.group;
   const Staged::Copiers copiers{devices.of(its->device), devices.second_of(its->device)};
   auto may_begin = [&in = copiers.in, its] { return its->arrival->is_over(in); };

@@ -20,7 +20,17 @@ std::unique_ptr<Collective> make_on_device(DeviceExecutors& devices, size_t slab
                                            const Description& description, void* data,
                                            const Group& group);
 
-/// The same for a bucket of gradients on a device.
+/// The same for an allreduce by another library (NCCL).
+/// @param otherwise  how it goes on where some rank cannot use it, unless the call asks for it
+/// @throws UsageError  the library has no such allreduce
+std::unique_ptr<Collective> make_by_library(DeviceExecutors& devices, size_t slab_bytes,
+                                            const Surroundings& its, const Call& call,
+                                            const Description& otherwise, void* data,
+                                            const Group& group);
+/// The same for a bucket of gradients on a device, which all ranks can use it for.
+std::unique_ptr<Collective> make_by_library(DeviceExecutors& devices, const BucketSpec& bucket);
+
+/// For a bucket of gradients on a device: what precedes and follows their reduction.
 /// @param reduction  of the gradients where they are reduced
 std::unique_ptr<Collective> make_on_device(DeviceExecutors& devices, const BucketSpec& bucket,
                                            std::unique_ptr<Collective> reduction);

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <map>
 
 #include "transport/transport.h"
 
@@ -52,6 +54,37 @@ class MessageSequence {
  private:
   std::deque<Message> messages_;
   int64_t first_ = 0;
+};
+
+/// The same with several ranks. Most often there is one, for which nothing is allocated.
+class MessageSequences {
+ public:
+  MessageSequence& of(int member) {
+    if (first_member_ < 0) first_member_ = member;
+    return member == first_member_ ? first_ : others_[member];
+  }
+  /// How many messages have ended, up to the first that has not.
+  int64_t ended(int member) const {
+    if (member == first_member_) return first_.first();
+    const auto its = others_.find(member);
+    return its == others_.end() ? 0 : its->second.first();
+  }
+  /// Whether all have ended.
+  bool all_ended() const {
+    return first_.open().empty() &&
+           std::ranges::all_of(others_, [](const auto& its) { return its.second.open().empty(); });
+  }
+  /// Calls for the sequence of each rank, until one says true. Returns whether one has.
+  template <class Act>
+  bool any(const Act& act) {
+    return act(first_) ||
+           std::ranges::any_of(others_, [&act](auto& its) { return act(its.second); });
+  }
+
+ private:
+  int first_member_ = -1;
+  MessageSequence first_;
+  std::map<int, MessageSequence> others_;
 };
 
 }  // namespace ringdl

@@ -14,9 +14,18 @@
 
 namespace ringdl {
 
-void Planning::choose_by(const CostModel& costs, std::optional<Algorithm> wanted) {
+void Planning::choose_by(const CostModel& costs, std::optional<Algorithm> wanted,
+                         size_t library_bytes) {
+  const bool is_library = wanted == Algorithm::kNccl;
   table_.costs = costs;
-  table_.wanted = wanted;
+  table_.wanted = is_library ? std::nullopt : wanted;
+  library_bytes_ = is_library ? 0 : library_bytes;
+}
+
+bool Planning::chooses_library(DType dtype, Reduction reduction, size_t bytes,
+                               const Group& group) const {
+  return devices_ && bytes >= library_bytes_ && group.is_all() && group.size() > 1 &&
+         devices_->library_reduces(dtype, reduction);
 }
 
 void Planning::set_segment_bytes(size_t bytes) {
@@ -26,7 +35,15 @@ void Planning::set_segment_bytes(size_t bytes) {
   table_.segment_bytes = bytes;
 }
 
-Plan Planning::plan(const Call& call, const Group& group, bool may_use_slots) {
+Plan Planning::plan(const Call& call, const Group& group, bool may_use_slots) const {
+  const bool is_for_library = call.memory.is_on_device() && call.operation.digest == 0 &&
+                              chooses_library(call.dtype, call.reduction, bytes_of(call), group);
+  if (!call.algorithm && is_for_library) return {Meeting::kHeaders, Algorithm::kNccl};
+  return plan_without_library(call, group, may_use_slots);
+}
+
+Plan Planning::plan_without_library(const Call& call, const Group& group,
+                                    bool may_use_slots) const {
   const SharedLayout layout = hosts_.layout_of(group);
   if (!call.memory.is_on_device()) {
     return plan_allreduce({bytes_of(call), call.algorithm, may_use_slots}, *layout, table_);
@@ -52,15 +69,25 @@ std::unique_ptr<Collective> Planning::make(const Call& call, const Description& 
         "it there first");
   }
   last_device_ = call.memory.device;
+  if (call.kind == Kind::kAllreduce && description.algorithm == Algorithm::kNccl) {
+    Call other = call;
+    other.algorithm.reset();
+    Description otherwise = description;
+    otherwise.algorithm = plan_without_library(other, group, false).algorithm;
+    return make_by_library(*devices_, slab_bytes_, its, call, otherwise, data, group);
+  }
   return make_on_device(*devices_, slab_bytes_, its, call, description, data, group);
 }
 
 std::unique_ptr<Collective> Planning::make(const BucketSpec& bucket, uint64_t instance) const {
+  const auto& on_device = bucket.on_device;
+  if (on_device && on_device->way == BucketOnDevice::Way::kByLibrary) {
+    return make_on_device(*devices_, bucket, make_by_library(*devices_, bucket));
+  }
   const Group& group = *bucket.group;
   const SharedLayout layout = hosts_.layout_of(group);
   const Plan plan = plan_bucket(bucket.bytes, bucket.shared.has_value(), *layout, table_);
-  const auto& on_device = bucket.on_device;
-  const bool is_reduced_there = on_device && on_device->is_reduced_there;
+  const bool is_reduced_there = on_device && on_device->way == BucketOnDevice::Way::kDirect;
   auto made = algorithm_of(plan.algorithm)
                   .make({.executor = is_reduced_there ? devices_->of(on_device->device) : executor_,
                          .data = static_cast<std::byte*>(bucket.data),
@@ -103,7 +130,7 @@ void Planning::zero(const BucketSpec& bucket) const {
   size_t bytes = bucket.bytes;  // in the CPU's memory
   if (on_device) {
     devices_->of(on_device->device).zero(on_device->gradients.get(), on_device->gradient_bytes);
-    if (on_device->is_reduced_there) bytes -= on_device->gradient_bytes;
+    if (on_device->is_there()) bytes -= on_device->gradient_bytes;
   }
   std::memset(on_device ? on_device->here.get() : bucket.data, 0, bytes);
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -33,14 +34,19 @@ class Planning {
 
   /// @param wanted  taken wherever it is possible and the call names none; else the fastest by the
   /// costs
-  void choose_by(const CostModel& costs, std::optional<Algorithm> wanted);
+  /// @param library_bytes  from which on arrays on devices are reduced by another library (NCCL),
+  /// where all ranks can use it; all are, if that is wanted
+  void choose_by(const CostModel& costs, std::optional<Algorithm> wanted,
+                 size_t library_bytes = std::numeric_limits<size_t>::max());
+  /// Whether an array on a device is to be reduced by that library.
+  bool chooses_library(DType dtype, Reduction reduction, size_t bytes, const Group& group) const;
   /// What travels and is reduced at once.
   /// @throws UsageError  not between 1 and 2^30
   void set_segment_bytes(size_t bytes);
 
   /// Of an allreduce.
   /// @param may_use_slots  as in AllreduceRequest
-  Plan plan(const Call& call, const Group& group, bool may_use_slots = false);
+  Plan plan(const Call& call, const Group& group, bool may_use_slots = false) const;
 
   /// The state machine for a call.
   /// @param data  as in Driver::submit()
@@ -61,11 +67,14 @@ class Planning {
   std::optional<Algorithm> wanted() const { return table_.wanted; }
 
  private:
+  Plan plan_without_library(const Call& call, const Group& group, bool may_use_slots) const;
+
   Hosts& hosts_;
   Executor& executor_;
   const std::shared_ptr<DeviceExecutors> devices_;
   const size_t slab_bytes_;
   PlanningTable table_;
+  size_t library_bytes_ = std::numeric_limits<size_t>::max();
   mutable int last_device_ = 0;
 };
 

@@ -27,12 +27,10 @@ std::shared_ptr<Work> Submissions::submit(const Call& call, void* data) {
     std::fill_n(stand_in->data(), stand_in->size(), std::byte{0});
     data = stand_in->data();
   }
-  if (is_of_library(description.algorithm) && in_flight > 0) {
-    const bool is_mpi = description.algorithm == Algorithm::kMpi;
-    throw UsageError(std::to_string(in_flight) + " works are in flight on this rank; " +
-                     (is_mpi ? "MPI's own" : "NCCL's") +
-                     " allreduce needs that there are none: wait for them first, or take another "
-                     "algorithm");
+  if (description.algorithm == Algorithm::kMpi && in_flight > 0) {
+    throw UsageError(std::to_string(in_flight) +
+                     " works are in flight on this rank; MPI's own allreduce needs that there are "
+                     "none: wait for them first, or take another algorithm");
   }
   return submit_as(next_key(call, *group), call, description, data, std::move(stand_in));
 }

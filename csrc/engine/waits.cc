@@ -277,6 +277,7 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
   lock.unlock();
   stop_thread();
   lock.lock();
+  if (const auto& devices = engine_.parts().options.devices) devices->close_libraries();
   engine_.close();
   closed_.store(true);
 }

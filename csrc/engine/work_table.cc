@@ -55,7 +55,9 @@ bool WorkTable::step(const std::shared_ptr<Work>& work) {
   } catch (const std::exception& error) {
     if (work->description.memory != MemoryKind::kDevice) throw;
     work->is_broken = true;
-    broken_.push_back({work, error.what()});
+    const bool is_misused = dynamic_cast<const UsageError*>(&error) != nullptr;
+    broken_.push_back(
+        {work, error.what(), is_misused ? FailureKind::kUsage : FailureKind::kDevice});
     return false;
   }
   if (!work->polled && (work->collective->pieces() >= 0 || !executor_.is_immediate())) {
@@ -143,6 +145,7 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
     work->bucket_channel->abort();
   }
   end(work);
+  work->collective->stop();
   if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
     keep_for_good(work->memory);
   }

@@ -56,6 +56,7 @@ class WorkTable {
   struct Broken {
     std::shared_ptr<Work> work;
     std::string why;
+    FailureKind kind = FailureKind::kDevice;
   };
   bool has_broken() const { return !broken_.empty(); }
   /// Works that are broken since the last call.

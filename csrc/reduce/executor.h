@@ -122,6 +122,8 @@ struct PackItem {
   size_t count;   // elements
 };
 
+class DeviceLibrary;
+
 /// The executors of devices' memory, by the devices' numbers. What a call makes is kept.
 ///
 /// Threads: one at a time, but for the members that say so.
@@ -170,6 +172,15 @@ class DeviceExecutors {
   virtual void keep(std::shared_ptr<std::byte> memory) = 0;
   /// What was reached and kept is not used any more.
   virtual void let_go() = 0;
+
+  /// Whether another library (NCCL) has such an allreduce, if it is there. Any thread.
+  virtual bool library_reduces(DType dtype, Reduction reduction) = 0;
+  /// That library's part for a group of ranks, which lives until close_libraries().
+  /// @param group  distinguishes groups
+  /// @param device  of this rank in it; the first call decides
+  virtual DeviceLibrary& library(uint64_t group, int rank, int size, int device) = 0;
+  /// No rank uses it any more.
+  virtual void close_libraries() = 0;
 
   using Allocate = std::function<std::shared_ptr<std::byte>(size_t bytes)>;
   /// Memory of the host that devices copy from and to while the processor does other things, unless

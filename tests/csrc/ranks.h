@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check.h"
+#include "collective/device/library_allreduce.h"
 #include "engine/backoff.h"
 #include "engine/driver.h"
 #include "engine/gradient_buckets.h"
@@ -70,14 +71,24 @@ inline std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Drive
                                                      Memory where = {}) {
   const SharedGroup& group = driver->group_of_all_ranks();
   auto memory = std::make_unique<BucketMemory>(*driver, plan, group, where);
-  bool on_device = false;
-  if (const auto own = memory->place_on_device(); !own.empty()) {
-    const bool is_reached = memory->reach(exchange(*driver, own));
-    const auto reached = exchange(*driver, {is_reached ? 1 : 0});
-    on_device = std::ranges::all_of(reached, [](const auto& its) { return its[0] == 1; });
-    CHECK(on_device);
+  auto way = BucketMemory::Way::kHere;
+  bool is_by_library = false;
+  if (const auto own = memory->library_member()) {
+    std::vector<DeviceLibrary::Member> members;
+    for (const auto& its : exchange(*driver, {own->device[0], own->device[1], own->state})) {
+      members.push_back({{its[0], its[1]}, its[2]});
+    }
+    is_by_library = why_no_library(members).empty();
   }
-  memory->settle(on_device);
+  if (is_by_library) {
+    way = BucketMemory::Way::kByLibrary;
+  } else if (const auto place = memory->place_on_device(); !place.empty()) {
+    const bool is_reached = memory->reach(exchange(*driver, place));
+    const auto reached = exchange(*driver, {is_reached ? 1 : 0});
+    CHECK(std::ranges::all_of(reached, [](const auto& its) { return its[0] == 1; }));
+    way = BucketMemory::Way::kDirect;
+  }
+  memory->settle(way);
   BucketMemory::ByMember places;
   if (!memory->places().empty()) places = exchange(*driver, memory->places());
   return std::make_unique<GradientBuckets>(driver, specs, std::move(plan), std::move(memory),
@@ -144,6 +155,9 @@ class PretendedDevices final : public DeviceExecutors {
   }
   void keep(std::shared_ptr<std::byte>) override {}
   void let_go() override {}
+  void close_libraries() override {}
+  bool library_reduces(DType, Reduction) override { return false; }
+  DeviceLibrary& library(uint64_t, int, int, int) override { throw Error("there is none"); }
 
  private:
   PretendedDevice first_, second_;

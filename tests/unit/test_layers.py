@@ -25,7 +25,7 @@ COLLECTIVES = {
     "messages": set(),
     "shared": {"messages"},
     "two_level": {"messages", "shared"},
-    "planner": {"messages", "shared", "two_level"},
+    "planner": {"messages", "shared", "two_level", "device"},
     "device": {"messages", "shared"},
 }
 

@@ -49,7 +49,7 @@ def test_values(variable: str, text: str, value: object) -> None:
         ("RINGDL_SEGMENT_BYTES", "0", r"a whole number from 1 to 2\^30"),
         ("RINGDL_SEGMENT_BYTES", "2e6", r"a whole number from 1 to 2\^30"),
         ("RINGDL_SEGMENT_BYTES", str((1 << 30) + 1), r"a whole number from 1 to 2\^30"),
-        ("RINGDL_ALGORITHM", "tree", "one of ring, doubling, direct, hierarchical"),
+        ("RINGDL_ALGORITHM", "tree", "one of ring, doubling, direct, hierarchical, nccl"),
         ("RINGDL_SHARED_MEMORY", "maybe", "0 or 1"),
         ("RINGDL_JOIN", "some", "one of all, allreduce"),
         ("RINGDL_DEBUG", "2", "0 or 1"),

@@ -69,11 +69,24 @@ def test_what_a_table_leaves_out_is_not_chosen() -> None:
     assert table(ring=(1.0, 1.0)).choose(256, FOUR_HOSTS) == "ring"
 
 
-def test_a_table_survives_being_written() -> None:
-    tuning = table(ring=(1 / 3, 0.1), doubling=(1e-9, 0.0))
+@pytest.mark.parametrize(
+    ("nccl_us", "least"),
+    [((9, 9, 9), 1), ((11, 9, 9), 2), ((9, 11, 9), 4), ((9, 9, 10), None), ((11, 11, 11), None)],
+)
+def test_nccl_is_chosen_from_where_it_is_always_faster(
+    nccl_us: tuple[float, ...], least: int | None
+) -> None:
+    samples = [(size, 10.0, us) for size, us in zip((1, 2, 4), nccl_us, strict=True)]
+    assert _tune.nccl_bytes(samples) == least
+
+
+@pytest.mark.parametrize("nccl_bytes", [None, 1 << 20])
+def test_a_table_survives_being_written(nccl_bytes: int | None) -> None:
+    tuning = table(ring=(1 / 3, 0.1), doubling=(1e-9, 0.0)).with_nccl(nccl_bytes)
     again = parse_tuning(tuning.to_json(), "here")
     assert again == tuning
     assert again.hash == tuning.hash
+    assert again.nccl_bytes == nccl_bytes
     assert again.hash != default_tuning(4).hash
 
 

@@ -58,6 +58,7 @@ class Staged final : public Collective {
   int64_t pieces() const override;
   bool has_met(int rank) const override { return current_ > 0 || inner_->has_met(rank); }
   Gathered* gathered() override { return inner_->gathered(); }
+  void stop() noexcept override { inner_->stop(); }
   std::string describe() const override;
 
  private:

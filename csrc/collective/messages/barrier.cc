@@ -31,27 +31,17 @@ std::string Barrier::describe() const {
   return "barrier: " + std::to_string(round_) + " rounds complete";
 }
 
-namespace {
-
-constexpr AllreduceAlgorithm of_library(Algorithm id, const char* name, const char* ranks) {
-  return {.id = id,
-          .name = name,
-          .ranks = ranks,
-          .can_run = [](const HostLayout&) { return true; },
-          .most_bytes = nullptr,
-          .effort = [](double, const HostLayout&) { return Effort{0, 0}; },
-          .inside = {},
-          .between = {},
-          .make = [](const AllreduceArguments&) -> std::unique_ptr<Collective> {
-            return std::make_unique<Barrier>();
-          }};
-}
-
-}  // namespace
-
-constinit const AllreduceAlgorithm kMpiAlgorithm =
-    of_library(Algorithm::kMpi, "mpi", "ranks that MPI has started");
-constinit const AllreduceAlgorithm kNcclAlgorithm =
-    of_library(Algorithm::kNccl, "nccl", "ranks with a CUDA device of their own");
+constinit const AllreduceAlgorithm kMpiAlgorithm = {
+    .id = Algorithm::kMpi,
+    .name = "mpi",
+    .ranks = "ranks that MPI has started",
+    .can_run = [](const HostLayout&) { return true; },
+    .most_bytes = nullptr,
+    .effort = [](double, const HostLayout&) { return Effort{0, 0}; },
+    .inside = {},
+    .between = {},
+    .make = [](const AllreduceArguments&) -> std::unique_ptr<Collective> {
+      return std::make_unique<Barrier>();
+    }};
 
 }  // namespace ringdl

@@ -20,9 +20,7 @@ class Barrier final : public Collective {
   int sent_ = 0;   // messages that have left, counted in order
 };
 
-/// MPI's own allreduce, and NCCL's: Python calls it once this barrier has found that all ranks
-/// agree.
+/// MPI's own allreduce: Python calls it once this barrier has found that all ranks agree.
 extern const AllreduceAlgorithm kMpiAlgorithm;
-extern const AllreduceAlgorithm kNcclAlgorithm;
 
 }  // namespace ringdl

@@ -1,5 +1,6 @@
 #include "collective/planner/algorithms.h"
 
+#include "collective/device/library_allreduce.h"
 #include "collective/messages/barrier.h"
 #include "collective/messages/recursive_doubling.h"
 #include "collective/messages/ring_allreduce.h"

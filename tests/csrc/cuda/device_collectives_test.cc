@@ -1,6 +1,6 @@
-// Every collective of arrays on CUDA devices, by 1 to 4 ranks on two devices, over a pretended
-// driver (LD_LIBRARY_PATH), with what is queued carried out in a thousand orders. Arrays are
-// written in streams of the caller's, which nobody waits for.
+// Every collective of arrays on CUDA devices, by 1 to 4 ranks on two devices or on one each, over a
+// pretended driver and a pretended NCCL (LD_LIBRARY_PATH), with what is queued carried out in a
+// thousand orders. Arrays are written in streams of the caller's, which nobody waits for.
 
 #include <dlfcn.h>
 
@@ -25,7 +25,7 @@ using namespace ringdl;
 namespace {
 
 constexpr int64_t kTimeout = 60 * kSecond;
-constexpr int kDevices = 2;
+constexpr int kDevices = 4;
 constexpr size_t kSlabBytes = 1 << 10;
 constexpr size_t kWindowBytes = 4 << 20;
 
@@ -42,8 +42,8 @@ Values values_of(int rank, int64_t count, int64_t from = 0) {
 /// A rank's device, with a stream in which arrays are written.
 class Side {
  public:
-  explicit Side(Driver& driver)
-      : driver_(driver), device_(cuda::Device::of(driver.rank() % kDevices)) {
+  Side(Driver& driver, int devices)
+      : driver_(driver), device_(cuda::Device::of(driver.rank() % devices)) {
     const cuda::Device::Current current(device_);
     RINGDL_CUDA(device_.functions(), StreamCreateWithPriority, &stream_, cuda::kStreamNonBlocking,
                 0);
@@ -118,19 +118,26 @@ void add(Values& values, const Values& more) {
   values.insert(values.end(), more.begin(), more.end());
 }
 
-void test_collectives(Driver& driver, std::mt19937& random) {
-  Side side(driver);
+void test_collectives(Driver& driver, int devices, std::mt19937& random) {
+  Side side(driver, devices);
   const int rank = driver.rank();
   const int size = driver.size();
   const auto draw = [&](unsigned most) { return static_cast<int64_t>(random() % (most + 1)); };
   const int root = static_cast<int>(draw(static_cast<unsigned>(size - 1)));
-  {  // two at once, of several slabs each
+  {  // two at once, of several slabs each; every other rank submits them the other way round
     const int64_t count = draw(1500);
     const int64_t other = draw(1500);
     int32_t* const first = side.array(values_of(rank, count));
     int32_t* const second = side.array(values_of(rank, other));
-    const auto works = {driver.submit(side.call(Kind::kAllreduce, {count}), first),
-                        driver.submit(side.call(Kind::kAllreduce, {other}), second)};
+    const auto submit = [&](const char* name, int64_t size_of_it, int32_t* array) {
+      Call call = side.call(Kind::kAllreduce, {size_of_it});
+      call.name = name;
+      return driver.submit(call, array);
+    };
+    std::vector<std::shared_ptr<Work>> works;
+    if (rank % 2 == 1) works.push_back(submit("second", other, second));
+    works.push_back(submit("first", count, first));
+    if (rank % 2 == 0) works.push_back(submit("second", other, second));
     for (const auto& work : works) driver.wait(work, kTimeout);
     CHECK(side.read(first, static_cast<size_t>(count)) == sums_of(size, count));
     CHECK(side.read(second, static_cast<size_t>(other)) == sums_of(size, other));
@@ -206,8 +213,8 @@ std::unique_ptr<GradientBuckets> make_buckets(const std::shared_ptr<Driver>& dri
 }
 
 // Rounds of gradients, of which one is missing on one rank and another one on all.
-void test_buckets(const std::shared_ptr<Driver>& driver, std::mt19937& random) {
-  Side side(*driver);
+void test_buckets(const std::shared_ptr<Driver>& driver, int devices, std::mt19937& random) {
+  Side side(*driver, devices);
   std::vector<GradientSpec> specs;
   for (int i = 0; i < 5; ++i) {
     const auto count = static_cast<int64_t>(1 + random() % 300);
@@ -268,10 +275,10 @@ void test_buckets(const std::shared_ptr<Driver>& driver, std::mt19937& random) {
 }
 
 // The last rank has no data any more: it answers with zeros, on its device.
-void test_join(const std::shared_ptr<Driver>& driver, std::mt19937& random) {
+void test_join(const std::shared_ptr<Driver>& driver, int devices, std::mt19937& random) {
   const int last = driver->size() - 1;
   if (last == 0) return;
-  Side side(*driver);
+  Side side(*driver, devices);
   const auto count = static_cast<int64_t>(1 + random() % 1500);
   const std::vector<GradientSpec> specs = {{"gradient", {count}, DType::kFloat32, {}}};
   const auto buckets = make_buckets(driver, specs, side, 100);
@@ -315,6 +322,8 @@ void test(unsigned seed) {
   seed_driver(seed);
   const int size = 1 + static_cast<int>(seed % 4);
   const bool shares_memory = seed / 4 % 2 == 0;
+  const int devices = seed / 8 % 2 == 0 ? kDevices : 2;
+  const bool takes_nccl = seed / 16 % 2 == 0;
   const auto windows = check::connected_windows(size, kWindowBytes);
   EngineOptions options;
   options.segment_bytes = 512;
@@ -326,10 +335,11 @@ void test(unsigned seed) {
         if (shares_memory) {
           driver->set_window(windows[rank], std::vector<int>(static_cast<size_t>(size), 0));
         }
+        if (takes_nccl) driver->set_choice(default_costs(), Algorithm::kNccl, 0);
         std::mt19937 random(seed);  // the same on all ranks
-        test_collectives(*driver, random);
-        test_buckets(driver, random);
-        test_join(driver, random);
+        test_collectives(*driver, devices, random);
+        test_buckets(driver, devices, random);
+        test_join(driver, devices, random);
       },
       {}, [](int) { return std::make_shared<cuda::Executors>(); });
 }

@@ -34,6 +34,7 @@ IS(CUipcMemHandle, cuda::MemoryHandle);
 IS(CUdevice_attribute, cuda::DeviceAttribute);
 IS(CUpointer_attribute, cuda::PointerAttribute);
 IS(CUstreamCaptureStatus, cuda::CaptureStatus);
+IS(CUstreamCaptureMode, cuda::CaptureMode);
 template <class R, class... Arguments>
 struct Plain<R (*)(Arguments...)> {
   using type = typename Plain<R>::type (*)(typename Plain<Arguments>::type...);
@@ -65,6 +66,9 @@ constexpr bool equal(Ours ours, Theirs theirs) {
   return static_cast<long>(ours) == static_cast<long>(theirs);
 }
 using cuda::DeviceAttribute, cuda::PointerAttribute, cuda::MemoryType, cuda::CaptureStatus;
+static_assert(equal(cuda::CaptureMode::kGlobal, CU_STREAM_CAPTURE_MODE_GLOBAL));
+static_assert(equal(cuda::CaptureMode::kThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+static_assert(equal(cuda::CaptureMode::kRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED));
 static_assert(equal(DeviceAttribute::kUnifiedAddressing, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING));
 static_assert(equal(DeviceAttribute::kCapabilityMajor,
                     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR));

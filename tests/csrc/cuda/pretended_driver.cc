@@ -224,6 +224,12 @@ EXPORT Stream ringdl_pretended_stream(bool is_captured) {
 /// See pretended_break().
 EXPORT void ringdl_pretended_break(Result result) { pretended_break(result); }
 
+/// Queues an operation of another library's, which says whether it was carried out, else it is
+/// asked again.
+EXPORT Result ringdl_pretended_queue(Stream stream, bool (*operation)(void*), void* argument) {
+  return queue("ringdl_pretended_queue", stream, [=] { return operation(argument); });
+}
+
 /// How many kernels this process has launched.
 EXPORT uint64_t ringdl_pretended_launches() {
   const std::lock_guard guard(machine().lock);
