@@ -18,6 +18,9 @@ _DTYPES = ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bo
 _kernels: dict[tuple[int, DType], Any] = {}
 """Compiled kernels by digest. Kept for good: a work in flight may outlive the operation."""
 
+_on_devices: set[tuple[int, DType, int]] = set()
+"""For which devices they were compiled, or could not be."""
+
 
 class CustomOp:
     """A reduction made by `custom_op`; pass it as ``op`` to the allreduces."""
@@ -60,6 +63,24 @@ class CustomOp:
         """What the engine takes for arrays of one dtype; raises what `address` does."""
         return CustomOperation(self.address(dtype), self.digest, self.name, self)
 
+    def load_on(self, device: int, dtype: DType) -> None:
+        """Compile it for a device, at its first use there (seconds).
+
+        Where that cannot be, arrays go by way of the CPU's memory, and a warning says why.
+        """
+        key = (self.digest, dtype, device)
+        if key in _on_devices:
+            return
+        _on_devices.add(key)
+        from ringdl import _cuda, _custom_op_cuda
+
+        try:
+            _custom_op_cuda.load(self._function, dtype, device, self.address(dtype))
+        except Exception as error:  # Numba raises errors of all kinds
+            _cuda.warn(
+                f"custom_op {self.name!r} goes by way of the CPU's memory: {_first_reason(error)}"
+            )
+
     def __repr__(self) -> str:
         return f"<ringdl.CustomOp {self.name}>"
 
@@ -78,6 +99,10 @@ def custom_op(fn: Function, name: str | None = None) -> CustomOp:
     result is converted to the array's dtype. An exception cannot leave it: functions with ``raise``
     or ``assert`` are refused, and one that comes from elsewhere is printed and leaves elements as
     they were.
+
+    Arrays on CUDA devices are reduced there, if all ranks reach one another's and numba-cuda (``pip
+    install 'numba-cuda[cu13]'``) compiles the function for them; else by way of the CPU's memory,
+    and a warning says why. A device may round differently.
 
     All ranks must pass the same operation, under the same Python version: where the name, the
     bytecode or a value that it refers to differs, all ranks raise MismatchError.

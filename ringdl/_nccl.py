@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
-from pathlib import Path
 
-from ringdl import _engine
+from ringdl import _engine, _nvidia
 
 
 @cache
 def look() -> None:
     """Let the engine find the library of pip's wheel, if it needs one. Loads nothing."""
-    package = importlib.util.find_spec("nvidia")
-    folders = (package.submodule_search_locations or ()) if package is not None else ()
-    paths = [Path(folder, "nccl", "lib", "libnccl.so.2") for folder in folders]
-    _engine.look_for_nccl_at([str(path) for path in paths if path.exists()])
+    _engine.look_for_nccl_at(list(map(str, _nvidia.libraries("libnccl.so.2"))))
 
 
 def number() -> int:

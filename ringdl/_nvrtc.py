@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from ringdl import _engine
+from ringdl import _engine, _nvidia
 from ringdl._errors import Error
 
 _OPTIONS = [b"-std=c++20", b"-fmad=false", b"-default-device"]
@@ -31,7 +29,7 @@ def kernels(capability: int, driver: int) -> bytes:
         Error: no NVRTC of that CUDA or an earlier one is found, or it fails.
     """
     sources = _engine.cuda_kernel_sources()
-    path = _library(driver // 1000)
+    path = _nvidia.compiler("NVRTC", "libnvrtc.so", driver, "nvidia-cuda-nvrtc")
     digest = hashlib.blake2b(repr((path.name, _OPTIONS, sources)).encode(), digest_size=12)
     kept = _cache() / f"kernels-{digest.hexdigest()}-sm{capability}.cubin"
     try:
@@ -40,28 +38,6 @@ def kernels(capability: int, driver: int) -> bytes:
         image = _compiled(path, capability, sources)
     _keep(kept, image)
     return image
-
-
-def _library(newest: int) -> Path:
-    """The newest NVRTC that makes code for a driver of this major version."""
-    found = {int(path.suffix[1:]): path for path in _libraries() if path.suffix[1:].isdigit()}
-    suitable = [major for major in found if 12 <= major <= newest]
-    if not suitable:
-        raise Error(
-            f"there is no NVRTC of CUDA {newest} to compile others: "
-            f"pip install {'nvidia-cuda-nvrtc' if newest > 12 else 'nvidia-cuda-nvrtc-cu12'}"
-        )
-    return found[max(suitable)]
-
-
-def _libraries() -> Iterator[Path]:
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec and spec.submodule_search_locations) or []:
-        yield from Path(folder).glob("*/lib/libnvrtc.so.*")
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if variable in os.environ:
-            yield from Path(os.environ[variable]).glob("lib64/libnvrtc.so.*")
-    yield from Path("/usr/local/cuda").glob("lib64/libnvrtc.so.*")
 
 
 def _cache() -> Path:

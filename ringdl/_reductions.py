@@ -10,7 +10,7 @@ from ringdl import _arrays, _engine, _fusion
 from ringdl._adasum import Adasum, AdasumOp
 from ringdl._arrays import AnyArray
 from ringdl._base import Base, refusing
-from ringdl._engine import Algorithm, DType, Kind, Reduction
+from ringdl._engine import Algorithm, DeviceArray, DType, Kind, Reduction
 from ringdl._errors import UsageError
 from ringdl._work import GroupedWork, Work, one_of_several_steps, seconds_of
 
@@ -312,6 +312,10 @@ class Reductions(Base):
             if algorithm not in (None, "doubling"):
                 raise UsageError(f"Adasum goes by recursive doubling, not by {algorithm!r}")
             algorithm = "doubling"
+        operation = _operation(op, operand)
+        load_on = getattr(op, "load_on", None)
+        if load_on is not None and isinstance(operand.handed, DeviceArray):
+            load_on(operand.handed.device, operand.handed.dtype)
         return self._submit(
             Kind.allreduce,
             operand,
@@ -320,7 +324,7 @@ class Reductions(Base):
             algorithm=None if algorithm is None else _algorithm(algorithm),
             compression=wire_dtype(compression),
             is_async=is_async,
-            **_operation(op, operand),
+            **operation,
         )
 
     @refusing(Kind.reducescatter)

@@ -64,6 +64,13 @@ void bind_cuda(nb::module_& module) {
         cuda::Device::of(device).use_kernels({image.c_str(), image.size()});
       },
       nb::arg("device"), nb::arg("image"));
+  module.def(
+      "cuda_use_custom",
+      [](int device, uintptr_t on_cpu, const nb::bytes& image, const std::string& name) {
+        cuda::Device::of(device).use_custom(reinterpret_cast<CustomKernel>(on_cpu),
+                                            {image.c_str(), image.size()}, name);
+      },
+      nb::arg("device"), nb::arg("on_cpu"), nb::arg("image"), nb::arg("name"));
   module.def("cuda_kernel_sources", [] {
     std::vector<std::pair<nb::str, nb::bytes>> sources;
     for (const auto& [name, text] : cuda::kernel_sources()) {

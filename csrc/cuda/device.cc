@@ -212,4 +212,20 @@ Function Device::kernel(const std::string& name) {
   return function;
 }
 
+void Device::use_custom(CustomKernel on_cpu, const std::string& image, const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  Function& function = customs_[on_cpu];
+  if (function != nullptr) return;
+  const Current current(*this);
+  Module module = nullptr;
+  RINGDL_CUDA(functions_, ModuleLoadData, &module, image.data());
+  RINGDL_CUDA(functions_, ModuleGetFunction, &function, module, name.c_str());
+}
+
+Function Device::custom(CustomKernel on_cpu) {
+  const std::lock_guard lock(mutex_);
+  const auto found = customs_.find(on_cpu);
+  return found == customs_.end() ? nullptr : found->second;
+}
+
 }  // namespace ringdl::cuda

@@ -89,6 +89,15 @@ class Device {
   /// @throws Error  there are none that can be used
   Function kernel(const std::string& name);
 
+  /// Takes a user's reduction, compiled for this device: a kernel of the CPU's kernel's parameters,
+  /// whose threads share out the elements. Any thread; kept for good.
+  /// @param on_cpu  the same one there
+  /// @param image  as cuModuleLoadData() takes it
+  /// @throws Error  the driver refuses it
+  void use_custom(CustomKernel on_cpu, const std::string& image, const std::string& name);
+  /// Null if there is none.
+  Function custom(CustomKernel on_cpu);
+
  private:
   class EventMark;
   void load_own_kernels();
@@ -104,6 +113,7 @@ class Device {
   Module module_ = nullptr;
   std::string why_no_kernels_;
   std::map<std::string, Function> kernels_;
+  std::map<CustomKernel, Function> customs_;
 };
 
 inline Address address_of(const void* data) { return reinterpret_cast<Address>(data); }

@@ -37,12 +37,6 @@ std::string kernel_name(DType dtype, Reduction reduction) {
          std::string(name_of(dtype));
 }
 
-void refuse_custom(CustomKernel kernel) {
-  if (kernel == nullptr) return;
-  throw UsageError(
-      "a custom_op is compiled for the CPU; arrays on a device take none of these yet");
-}
-
 }  // namespace
 
 size_t DeviceExecutor::most_arrays() const { return kMostArrays; }
@@ -66,15 +60,18 @@ Executor::Ticket DeviceExecutor::zero(std::byte* into, size_t bytes) {
 
 Executor::Ticket DeviceExecutor::combine(const Reducer& reducer, std::byte* into,
                                          const std::byte* from, size_t bytes) {
-  refuse_custom(reducer.custom());
-  launch(reducer.dtype(), undivided(reducer.dtype(), reducer.reduction()), 1,
-         std::initializer_list<const std::byte*>{into, from}, {&into, 1}, bytes);
+  if (reducer.custom() != nullptr) {
+    launch_custom(reducer.custom(), reducer.dtype(), into, from, bytes);
+  } else {
+    launch(reducer.dtype(), undivided(reducer.dtype(), reducer.reduction()), 1,
+           std::initializer_list<const std::byte*>{into, from}, {&into, 1}, bytes);
+  }
   return queue_.add();
 }
 
 Executor::Ticket DeviceExecutor::finish(const Reducer& reducer, std::byte* into,
                                         const std::byte* from, size_t bytes) {
-  refuse_custom(reducer.custom());
+  if (reducer.custom() != nullptr) return combine(reducer, into, from, bytes);
   launch(reducer.dtype(), reducer.reduction(), reducer.divisor(),
          std::initializer_list<const std::byte*>{into, from}, {&into, 1}, bytes);
   return queue_.add();
@@ -83,9 +80,12 @@ Executor::Ticket DeviceExecutor::finish(const Reducer& reducer, std::byte* into,
 Executor::Ticket DeviceExecutor::reduce(const ReduceMany& reduce_many,
                                         std::span<const std::byte* const> sources,
                                         std::span<std::byte* const> targets, size_t bytes, bool) {
-  refuse_custom(reduce_many.custom());
-  launch(reduce_many.dtype(), reduce_many.reduction(), reduce_many.divisor(), sources, targets,
-         bytes);
+  if (reduce_many.custom() != nullptr) {
+    reduce_custom(reduce_many, sources, targets, bytes);
+  } else {
+    launch(reduce_many.dtype(), reduce_many.reduction(), reduce_many.divisor(), sources, targets,
+           bytes);
+  }
   return queue_.add();
 }
 
@@ -128,13 +128,41 @@ void DeviceExecutor::launch(DType dtype, Reduction reduction, int64_t divisor,
          arguments.are_aligned ? bytes / kVectorBytes + 1 : arguments.count);
 }
 
+// A user's reduction joins two arrays, so the result is formed in a target that no later source is:
+// in the first source, where collectives reduce in place.
+void DeviceExecutor::reduce_custom(const ReduceMany& reduce_many,
+                                   std::span<const std::byte* const> sources,
+                                   std::span<std::byte* const> targets, size_t bytes) {
+  const auto place = std::ranges::find_if(targets, [&sources](const std::byte* target) {
+    return std::ranges::find(sources.subspan(1), target) == sources.end();
+  });
+  if (place == targets.end()) throw Error("each array of a reduction is written and read later");
+  copy(*place, sources[0], *place == sources[0] ? 0 : bytes, false);
+  for (const std::byte* const source : sources.subspan(1)) {
+    launch_custom(reduce_many.custom(), reduce_many.dtype(), *place, source, bytes);
+  }
+  for (std::byte* const target : targets) copy(target, *place, target == *place ? 0 : bytes, false);
+}
+
+void DeviceExecutor::launch_custom(CustomKernel kernel, DType dtype, std::byte* into,
+                                   const std::byte* from, size_t bytes) {
+  const Function function = device_.custom(kernel);
+  if (function == nullptr) throw Error("the device lacks a custom_op");
+  int64_t count = static_cast<int64_t>(bytes / item_bytes(dtype));
+  void* parameters[] = {&into, &from, &count};
+  launch(function, parameters, static_cast<size_t>(count));
+}
+
 void DeviceExecutor::launch(const std::string& kernel, void* arguments, size_t items) {
+  if (items > 0) launch(device_.kernel(kernel), &arguments, items);
+}
+
+void DeviceExecutor::launch(Function function, void** parameters, size_t items) {
   if (items == 0) return;
-  const Function function = device_.kernel(kernel);
   const Device::Current current(device_);
   const size_t blocks = std::min((items + kThreadsPerBlock - 1) / kThreadsPerBlock, kMostBlocks);
   RINGDL_CUDA(device_.functions(), LaunchKernel, function, static_cast<unsigned>(blocks), 1, 1,
-              kThreadsPerBlock, 1, 1, 0, queue_.stream(), &arguments, nullptr);
+              kThreadsPerBlock, 1, 1, 0, queue_.stream(), parameters, nullptr);
 }
 
 }  // namespace ringdl::cuda

@@ -35,6 +35,11 @@ class DeviceExecutor final : public Executor {
               std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
               size_t bytes);
   void launch(const std::string& kernel, void* arguments, size_t items);
+  void launch(Function function, void** parameters, size_t items);
+  void launch_custom(CustomKernel kernel, DType dtype, std::byte* into, const std::byte* from,
+                     size_t bytes);
+  void reduce_custom(const ReduceMany& reduce_many, std::span<const std::byte* const> sources,
+                     std::span<std::byte* const> targets, size_t bytes);
 
   Device& device_;
   Queue queue_;

@@ -56,6 +56,9 @@ class Executors final : public DeviceExecutors {
     return place && has_kernels(device) ? reached_.reach(Device::of(device), place) : nullptr;
   }
   void keep(std::shared_ptr<std::byte> memory) override { kept_.push_back(std::move(memory)); }
+  bool has_custom(int device, CustomKernel kernel) override {
+    return Device::of(device).custom(kernel) != nullptr;
+  }
   bool library_reduces(DType dtype, Reduction reduction) override {
     return reduces_by_nccl(dtype, reduction);
   }

@@ -110,11 +110,11 @@ std::unique_ptr<Collective> make_staged(DeviceExecutors& devices, size_t slab_by
                                   std::move(make), group.rank, group.size());
 }
 
-// Kernels reduce by ringdl's own reductions alone, and so many arrays.
+// Kernels reduce element by element, and so many arrays.
 bool is_reduced_there(DeviceExecutors& devices, const Call& call, const Description& description,
                       const Surroundings& its, const Group& group) {
   return call.kind == Kind::kAllreduce && description.algorithm == Algorithm::kDirect &&
-         its.window && its.layout->host_count() == 1 && call.operation.digest == 0 &&
+         its.window && its.layout->host_count() == 1 && call.operation.digest != kAdasumDigest &&
          group.ranks.size() <= devices.of(call.memory.device).most_arrays();
 }
 
@@ -135,21 +135,25 @@ std::unique_ptr<Collective> make(DeviceExecutors& devices, size_t slab_bytes,
                        {executor, segment_bytes, window, layout, nullptr}, call, description, data,
                        group);
   };
-  const AllreduceArguments arguments{
-      .executor = devices.of(device),
-      .data = static_cast<std::byte*>(data),
-      .bytes = bytes_of(call),
-      .reducer = Reducer(call.dtype, call.reduction, group.size()),
-      .reduce_many = over_host(call.dtype, call.reduction, *its.layout),
-      .codec = {},
-      .segment_bytes = its.segment_bytes,
-      .rank = group.rank,
-      .size = group.size(),
-      .ranks = group.ranks,
-      .window = its.window,
-      .layout = its.layout};
-  return std::make_unique<DeviceAllreduce>(arguments, devices, device, std::move(may_begin),
-                                           std::move(fallback));
+  const CustomKernel custom = call.operation.kernel;
+  const ReduceMany reduce_many = custom != nullptr
+                                     ? ReduceMany(call.dtype, custom)
+                                     : over_host(call.dtype, call.reduction, *its.layout);
+  const AllreduceArguments arguments{.executor = devices.of(device),
+                                     .data = static_cast<std::byte*>(data),
+                                     .bytes = bytes_of(call),
+                                     .reducer = Reducer(call.dtype, call.reduction, group.size()),
+                                     .reduce_many = reduce_many,
+                                     .codec = {},
+                                     .segment_bytes = its.segment_bytes,
+                                     .rank = group.rank,
+                                     .size = group.size(),
+                                     .ranks = group.ranks,
+                                     .window = its.window,
+                                     .layout = its.layout};
+  const bool can_reduce = custom == nullptr || devices.has_custom(device, custom);
+  return std::make_unique<DeviceAllreduce>(arguments, devices, device, can_reduce,
+                                           std::move(may_begin), std::move(fallback));
 }
 
 // Asked until the caller's stream is past what is there now.

@@ -173,6 +173,9 @@ class DeviceExecutors {
   /// What was reached and kept is not used any more.
   virtual void let_go() = 0;
 
+  /// Whether a device has a user's reduction. Any thread.
+  virtual bool has_custom(int device, CustomKernel kernel) = 0;
+
   /// Whether another library (NCCL) has such an allreduce, if it is there. Any thread.
   virtual bool library_reduces(DType dtype, Reduction reduction) = 0;
   /// That library's part for a group of ranks, which lives until close_libraries().

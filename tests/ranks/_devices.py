@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -425,6 +427,44 @@ def check_compression_and_own_reductions(comm: Communicator) -> None:
     assert np.allclose(result, wide, rtol=0.02)
     result = comm.allreduce(on_device(values + 1), ringdl.Adasum).numpy()
     assert np.allclose(result, values + 1, rtol=1e-5), "of equal gradients"
+
+
+def check_custom_op(comm: Communicator) -> None:
+    """Reduced on the devices where all have it compiled, which a pretended one only pretends."""
+    launches = pretended("launches")
+    if launches is None:  # tests/ranks/_on_cuda.py has a real one
+        return
+    launches.restype = ctypes.c_uint64
+
+    def pretend(function: object, dtype: object, device: int, on_cpu: int) -> None:
+        if lacking == comm.rank:
+            raise ringdl.Error("Numba is elsewhere")
+        _engine.cuda_use_custom(device, on_cpu, b"custom %d\0" % on_cpu, "op")
+
+    for name in ("float32", "int64", "bool"):
+        arrays = [
+            random_array(rank, 5003, np.dtype(name), ringdl.Sum, 7) for rank in range(comm.size)
+        ]
+        for lacking in (-1, 0):
+            op = ringdl.custom_op(lambda a, b: a if a >= b else b, f"larger {lacking}")
+            before = launches()
+            with (
+                mock.patch("ringdl._custom_op_cuda.load", pretend),
+                warnings.catch_warnings(record=True) as said,
+            ):
+                warnings.simplefilter("always")
+                mine = comm.allreduce(on_device(arrays[comm.rank]), op)
+                again = comm.allreduce(mine, op)
+            expected = np.maximum.reduce(arrays)
+            assert bits(mine.numpy()) == bits(again.numpy()) == bits(expected), (name, lacking)
+            there = comm.size > 1 and reach_one_another(comm) and lacking < 0
+            assert (sum(comm.allgather_object(launches() - before)) > 0) == there, (name, lacking)
+            texts = [str(each.message) for each in said]
+            if lacking == comm.rank:
+                (text,) = texts
+                assert "by way of the CPU's memory: Numba is elsewhere" in text
+            else:
+                assert not texts
 
 
 def check_wrong_use(comm: Communicator) -> None:

@@ -6,6 +6,8 @@ bench/cuda_check.py runs it, with RINGDL_TEST_DEVICE=cuda.
 from __future__ import annotations
 
 import gc
+import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,26 @@ def check_numba(comm: Communicator) -> None:
     assert (array.copy_to_host() == values).all()
     assert comm.allreduce_(array, ringdl.Sum) is array
     assert (array.copy_to_host() == total).all()
+
+
+def check_custom_op(comm: Communicator) -> None:
+    """A reduction of the user's own, which Numba compiles for the device."""
+    from numba import cuda
+
+    for dtype in (np.float64, np.float32, np.int64, np.int32, np.int16, np.uint8, np.bool_):
+        op = ringdl.custom_op(lambda a, b: a if a >= b else b, "larger")
+        values = [(np.arange(3000) * (rank + 7) % 101).astype(dtype) for rank in range(comm.size)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # it does not go by way of the CPU
+            result = comm.allreduce(cuda.to_device(values[comm.rank]), op).numpy()
+        assert (result == np.maximum.reduce(values)).all(), dtype
+    scale = 3.0
+    op = ringdl.custom_op(lambda a, b: math.sqrt(a * a + b * b) / scale * scale, "length")
+    values = np.linspace(1, 2, 70_001, dtype=np.float32)
+    array = cuda.to_device(values)
+    comm.allreduce_(array, op)
+    wanted = values * np.sqrt(np.float32(comm.size))
+    np.testing.assert_allclose(array.copy_to_host(), wanted, rtol=1e-5)
 
 
 def check_tensors_of_every_kind(comm: Communicator) -> None:

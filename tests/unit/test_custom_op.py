@@ -4,6 +4,7 @@ import ctypes
 import math
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 
 import numpy as np
@@ -213,3 +214,20 @@ def test_values_that_change_before_the_first_use(monkeypatch: pytest.MonkeyPatch
     assert (apply(op, x, x) == 6).all()
     monkeypatch.setitem(globals(), "SCALE", 5.0)
     assert (apply(op, x, x) == 6).all()
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool"])
+def test_kernels_of_devices(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled without a device: code for one, with a kernel of the name that is returned."""
+    pytest.importorskip("numba_cuda")
+    from numba.cuda import compiler, dispatcher
+
+    from ringdl import _custom_op_cuda
+
+    device = types.SimpleNamespace(compute_capability=(9, 0))
+    for module in (compiler, dispatcher):
+        monkeypatch.setattr(module, "get_current_device", lambda: device)
+    function = log_sum_exp if dtype in FLOATS else larger
+    code, name = _custom_op_cuda.compiled(function, DType[dtype], 90, 13999)
+    assert code.startswith(b"\x7fELF")
+    assert f".text.{name}".encode() in code

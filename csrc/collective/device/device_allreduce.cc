@@ -20,10 +20,11 @@ std::vector<int> numbers(size_t count) {
 }  // namespace
 
 DeviceAllreduce::DeviceAllreduce(const AllreduceArguments& its, DeviceExecutors& devices,
-                                 int device, MayBegin may_begin, Fallback fallback)
+                                 int device, bool can_reduce, MayBegin may_begin, Fallback fallback)
     : executor_(its.executor),
       devices_(devices),
       device_(device),
+      can_reduce_(can_reduce),
       may_begin_(std::move(may_begin)),
       fallback_(std::move(fallback)),
       window_(its.window),
@@ -105,7 +106,7 @@ bool DeviceAllreduce::reach(Channel& channel) {
       reached_.push_back(devices_.reached(device_, its));
     }
   }
-  const bool reaches_all = std::ranges::find(reached_, nullptr) == reached_.end();
+  const bool reaches_all = can_reduce_ && std::ranges::find(reached_, nullptr) == reached_.end();
   shared_.copied(rank_).store(reaches_all ? kReaches : kDoesNotReach, std::memory_order_release);
   has_told_ = true;
   return true;

@@ -29,10 +29,11 @@ class DeviceAllreduce final : public Collective {
 
   /// @param its  of arrays on the device, with its executor; all ranks share a window
   /// @param devices  outlive this
+  /// @param can_reduce  whether this rank's device has the reduction
   /// @param may_begin  whether the array may be read and written by now
   /// @param fallback  makes what reduces arrays that others do not reach
   DeviceAllreduce(const AllreduceArguments& its, DeviceExecutors& devices, int device,
-                  MayBegin may_begin, Fallback fallback);
+                  bool can_reduce, MayBegin may_begin, Fallback fallback);
   ~DeviceAllreduce() override;
 
   bool step(Channel& channel) override;
@@ -61,6 +62,7 @@ class DeviceAllreduce final : public Collective {
   Executor& executor_;
   DeviceExecutors& devices_;
   const int device_;
+  const bool can_reduce_;
   const MayBegin may_begin_;
   const Fallback fallback_;
   const std::shared_ptr<Window> window_;

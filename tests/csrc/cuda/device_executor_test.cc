@@ -260,6 +260,60 @@ void test_streams(Device& device) {
   }
 }
 
+// A user's reduction, of arrays that are targets as well, all or some, and in other orders.
+void test_custom(Device& device) {
+  const CustomKernel kernel = [](void* into, const void* from, int64_t count) {
+    auto* const a = static_cast<int32_t*>(into);
+    const auto* const b = static_cast<const int32_t*>(from);
+    for (int64_t i = 0; i < count; ++i) a[i] = 2 * a[i] + b[i];  // the order matters
+  };
+  DeviceExecutor executor(device);
+  constexpr size_t kCount = 1001;
+  constexpr size_t kArrays = 4;
+  std::vector<std::shared_ptr<std::byte>> arrays;
+  for (size_t i = 0; i < kArrays; ++i) arrays.push_back(device.allocate(kCount * sizeof(int32_t)));
+  const auto reduce = [&](std::vector<size_t> from, std::vector<size_t> to) {
+    std::vector<std::vector<int32_t>> values;
+    for (size_t i = 0; i < kArrays; ++i) {
+      values.emplace_back(kCount, static_cast<int32_t>(i + 1));
+      executor.copy(arrays[i].get(), reinterpret_cast<std::byte*>(values[i].data()),
+                    kCount * sizeof(int32_t), false);
+      wait(executor, executor.last());
+    }
+    std::vector<const std::byte*> sources;
+    std::vector<std::byte*> targets;
+    for (const size_t i : from) sources.push_back(arrays[i].get());
+    for (const size_t i : to) targets.push_back(arrays[i].get());
+    executor.reduce(ReduceMany(DType::kInt32, kernel), sources, targets, kCount * sizeof(int32_t),
+                    false);
+    auto wanted = static_cast<int32_t>(from[0] + 1);
+    for (size_t i = 1; i < from.size(); ++i)
+      wanted = 2 * wanted + static_cast<int32_t>(from[i] + 1);
+    for (size_t i = 0; i < kArrays; ++i) {
+      std::vector<int32_t> found(kCount);
+      wait(executor, executor.copy(reinterpret_cast<std::byte*>(found.data()), arrays[i].get(),
+                                   kCount * sizeof(int32_t), false));
+      const bool is_target = std::ranges::count(to, i) > 0;
+      CHECK(found == std::vector<int32_t>(kCount, is_target ? wanted : values[i][0]));
+    }
+  };
+  CHECK(device.custom(kernel) == nullptr);
+  try {
+    reduce({0, 1}, {0});
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK_EQ(std::string(error.what()), "the device lacks a custom_op");
+  }
+  const auto address = reinterpret_cast<uintptr_t>(kernel);
+  device.use_custom(kernel, "custom " + std::to_string(address), "op");
+  reduce({0, 1, 2, 3}, {0, 1, 2, 3});
+  reduce({2, 0, 1}, {2, 0, 1});
+  reduce({2, 0, 1}, {0, 1, 2});
+  reduce({0, 1}, {3, 1});
+  reduce({0, 1, 2}, {3});
+  reduce({3}, {1, 3});
+}
+
 void test_errors(Device& device) {
   pretended_fail_next("cuMemAlloc", kOutOfMemory);
   try {
@@ -269,18 +323,6 @@ void test_errors(Device& device) {
     CHECK(std::string(error.what()).starts_with("CUDA device 0 has no room for 1048576 bytes"));
   }
   CHECK_EQ(pretended_used(0), 0u);
-  {
-    DeviceExecutor executor(device);
-    const auto memory = device.allocate(64);
-    const CustomKernel custom = [](void*, const void*, int64_t) {};
-    const std::byte* const source = memory.get();
-    std::byte* const target = memory.get();
-    try {
-      executor.reduce(ReduceMany(DType::kFloat32, custom), {&source, 1}, {&target, 1}, 64, false);
-      CHECK(false);
-    } catch (const UsageError&) {
-    }
-  }
   DeviceExecutor executor(device);
   const auto memory = device.allocate(64);
   const Executor::Ticket ticket = executor.copy(memory.get(), memory.get() + 32, 32, false);
@@ -309,6 +351,9 @@ int main() {
   test_codecs(device);
   test_packing(device);
   test_streams(device);
-  if (!is_real) test_errors(device);
+  if (!is_real) {
+    test_custom(device);
+    test_errors(device);
+  }
   return check::report();
 }
