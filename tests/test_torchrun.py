@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS
-from tests.running import EVERYTHING, JOBS, SOON, Ended, run_job, run_ranks
+from tests.running import EVERYTHING, JOBS, SOON, Ended, pretended_cuda, run_job, run_ranks
 from tests.test_jobs import SAID
 
 pytest.importorskip("torch")
@@ -83,6 +83,17 @@ def test_a_rank_that_is_killed_is_missed_at_the_end(tmp_path: Path) -> None:
     ended = by_hand(3, "endings.py", "kill", "late", folder=tmp_path)
     assert "exit codes: [1, -9, 1]" in ended.output, ended.text
     assert "RankFailedError: rank 1 has ended" in ended.errors
+
+
+@pytest.mark.parametrize("way", ["direct", "staged", "nccl"])
+def test_others_go_on_with_devices(way: str, tmp_path: Path) -> None:
+    """Pretended ones, whose memory the killed rank had mapped."""
+    settings = {"LD_LIBRARY_PATH": pretended_cuda(), "RINGDL_PRETENDED_DEVICES": "3"}
+    settings["RINGDL_CUDA_PEERS"] = "0" if way == "staged" else "1"
+    ended = by_hand(3, "killed_on_device.py", way, folder=tmp_path, **settings)
+    assert ended.output.count("has gone on") == 2, ended.text
+    assert ended.seconds_since("ends") < SOON + TORCH_ENDS, ended.text
+    assert "exit codes: [1, -9, 1]" in ended.output, ended.text
 
 
 def test_torchrun_ends_with_a_rank(tmp_path: Path) -> None:
