@@ -75,10 +75,12 @@ def test_first(mpi_python: str, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 2])
-def test_digits(mpi_python: str, ranks: int, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
+@pytest.mark.parametrize("script", ["numpy_digits", "jax_digits"])
+def test_digits(mpi_python: str, script: str, ranks: int, tmp_path: Path) -> None:
+    for needed in ("sklearn", *["optax"] * (script == "jax_digits")):
+        pytest.importorskip(needed)
     output, figures = run_example(
-        mpi_python, ranks, "numpy_digits.py", figures=tmp_path / "figures.json"
+        mpi_python, ranks, f"{script}.py", figures=tmp_path / "figures.json"
     )
     assert figures["ranks"] == max(ranks, 1)
     assert figures["accuracy"] >= 0.95

@@ -137,6 +137,7 @@ NB_MODULE(_engine, module) {
   bind_quick_allreduce(module);
   bind_buckets(module);
   bind_cuda(module);
+  bind_xla(module);
 }
 
 }  // namespace ringdl::binding

@@ -38,8 +38,8 @@ def for_engine(x: Any, *, written: bool) -> tuple[Any, DType | None]:
     """See `ringdl._arrays.Framework.for_engine`: the same memory, in NumPy's words or ringdl's."""
     if isinstance(x, jax.core.Tracer):
         raise UsageError(
-            "the array is a tracer: inside of jax.jit, grad and vmap nothing can pass between "
-            "ranks; call ringdl outside, with arrays"
+            "the array is a tracer: inside of jax.jit, grad and vmap call ringdl.jax's functions, "
+            "as ringdl.jax.allreduce"
         )
     if written:
         raise UsageError(

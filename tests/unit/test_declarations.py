@@ -1,4 +1,4 @@
-"""What the engine declares itself of MPI, CUDA's driver and NCCL, against each header at hand."""
+"""What the engine declares itself of MPI, CUDA, NCCL and XLA, against each header at hand."""
 
 import importlib.util
 import os
@@ -54,6 +54,13 @@ def _compile(source: str, headers: Sequence[Path], *flags: str) -> subprocess.Co
     )
 
 
+def _xla_headers() -> list[Path]:
+    package = importlib.util.find_spec("jaxlib")
+    folders = (package.submodule_search_locations or ()) if package is not None else ()
+    found = [Path(folder, "include/xla/ffi/api/c_api.h") for folder in folders]
+    return [path for path in found if path.exists()]
+
+
 @pytest.mark.parametrize("header", _mpi_headers(), ids=str)
 def test_mpi(header: Path) -> None:
     source = "transport/mpi/mpi_declarations.cc"
@@ -74,4 +81,10 @@ def test_cuda(header: Path) -> None:
 @pytest.mark.parametrize("header", _nccl_headers(), ids=str)
 def test_nccl(header: Path) -> None:
     compiled = _compile("cuda/nccl_declarations.cc", [header, *_cuda_headers()])
+    assert compiled.returncode == 0, compiled.stderr
+
+
+@pytest.mark.parametrize("header", _xla_headers(), ids=str)
+def test_xla(header: Path) -> None:
+    compiled = _compile("binding/xla_declarations.cc", [header.parents[2]])
     assert compiled.returncode == 0, compiled.stderr

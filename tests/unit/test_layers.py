@@ -84,6 +84,7 @@ PYTHON = {
     "_training": {"core"},
     "torch": {"core", "_training"},
     "cupy": {"core"},
+    "jax": {"core"},
     "bench": {"core", "torch"},  # for what is compared
     "cli": {"core", "bench"},
 }
@@ -91,7 +92,7 @@ FRAMEWORKS = {"torch", "jax", "tensorflow", "keras", "cupy"}
 # Which framework a part or a module imports; no other does any.
 OWN_FRAMEWORK = {"torch": {"torch"}, "_frameworks.torch": {"torch"}, "bench": {"torch"}}
 OWN_FRAMEWORK |= {"cupy": {"cupy"}, "_frameworks.cupy": {"cupy"}}
-OWN_FRAMEWORK["_frameworks.jax"] = {"jax"}
+OWN_FRAMEWORK |= {"jax": {"jax"}, "_frameworks.jax": {"jax"}}
 OWN_FRAMEWORK["_rendezvous"] = {"torch"}  # for torchrun's ranks alone
 
 

@@ -1,0 +1,182 @@
+#include <nanobind/stl/shared_ptr.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "binding/binding.h"
+#include "binding/xla_ffi.h"
+
+namespace ringdl::binding {
+namespace {
+
+// The ranks that a compiled function's collectives are of: by a number, as it outlives engines.
+struct Ranks {
+  std::shared_ptr<Driver> driver;
+  SharedGroup group;
+  int64_t timeout_ns = 0;
+};
+
+std::mutex ranks_mutex;
+std::map<int64_t, Ranks>& all_ranks() {
+  static auto* const all = new std::map<int64_t, Ranks>();
+  return *all;
+}
+
+Ranks ranks_of(int64_t number) {
+  const std::lock_guard lock(ranks_mutex);
+  const auto found = all_ranks().find(number);
+  if (found == all_ranks().end()) throw Error("the ranks of this compiled function are no more");
+  return found->second;
+}
+
+xla::Error* error_of(const xla::CallFrame& frame, xla::ErrorCode code, const std::string& text) {
+  xla::ErrorArguments arguments{sizeof arguments, nullptr, text.c_str(), code};
+  return frame.api->create_error(&arguments);
+}
+
+int64_t attribute(const xla::CallFrame& frame, std::string_view name) {
+  const xla::Attributes& all = frame.attributes;
+  for (int64_t i = 0; i < all.size; ++i) {
+    if (std::string_view(all.names[i]->begin, all.names[i]->size) != name) continue;
+    const auto& scalar = *static_cast<const xla::Scalar*>(all.values[i]);
+    if (all.types[i] != xla::kScalarAttribute || scalar.dtype != xla::Type::kInt64) break;
+    return *static_cast<const int64_t*>(scalar.value);
+  }
+  throw Error("XLA passes no attribute " + std::string(name));
+}
+
+const xla::Buffer& buffer(const xla::Buffers& of, int64_t number) {
+  return *static_cast<const xla::Buffer*>(of.values[number]);
+}
+
+DType dtype_of(xla::Type type) {
+  switch (type) {
+    case xla::Type::kFloat64:
+      return DType::kFloat64;
+    case xla::Type::kFloat32:
+      return DType::kFloat32;
+    case xla::Type::kFloat16:
+      return DType::kFloat16;
+    case xla::Type::kBFloat16:
+      return DType::kBFloat16;
+    case xla::Type::kInt64:
+      return DType::kInt64;
+    case xla::Type::kInt32:
+      return DType::kInt32;
+    case xla::Type::kInt16:
+      return DType::kInt16;
+    case xla::Type::kInt8:
+      return DType::kInt8;
+    case xla::Type::kUInt8:
+      return DType::kUInt8;
+    case xla::Type::kBool:
+      return DType::kBool;
+    default:
+      throw UsageError("ringdl does not reduce arrays of XLA's type " +
+                       std::to_string(static_cast<int>(type)));
+  }
+}
+
+size_t bytes_of(const xla::Buffer& its) {
+  size_t count = 1;
+  for (int64_t i = 0; i < its.rank; ++i) count *= static_cast<size_t>(its.dims[i]);
+  return count * item_bytes(dtype_of(its.dtype));
+}
+
+// Threads of XLA's that are not Python's main one see no signal.
+void collect(const xla::CallFrame& frame) {
+  const Ranks ranks = ranks_of(attribute(frame, "ranks"));
+  const xla::Buffer& in = buffer(frame.arguments, 0);
+  const xla::Buffer& out = buffer(frame.results, 0);
+  Call call;
+  call.kind = static_cast<Kind>(attribute(frame, "kind"));
+  call.reduction = static_cast<Reduction>(attribute(frame, "reduction"));
+  call.root = static_cast<int>(attribute(frame, "root"));
+  call.dtype = dtype_of(in.dtype);
+  call.shape.assign(in.dims, in.dims + in.rank);
+  call.group = ranks.group;
+  // Apart from calls outside of compiled functions, which XLA may carry out before or after.
+  call.name = "in jax.jit: " + std::string(name_of(call.kind));
+  void* data = in.data;
+  if (call.kind == Kind::kAllreduce || call.kind == Kind::kBroadcast) {
+    std::memcpy(out.data, in.data, bytes_of(in));  // an argument is never written to
+    data = out.data;
+  } else if (call.kind == Kind::kReduceScatter) {
+    call.output = out.data;
+  } else if (call.kind == Kind::kAlltoall) {
+    const int size = ranks.group ? ranks.group->size() : ranks.driver->size();
+    call.splits.assign(static_cast<size_t>(size), call.shape.at(0) / size);
+  }
+  const std::shared_ptr<Work> work = ranks.driver->submit(call, data);
+  ranks.driver->wait(work, ranks.timeout_ns, check_signals, true);
+  Gathered* const gathered = work->collective ? work->collective->gathered() : nullptr;
+  if (gathered == nullptr) return;
+  if (gathered->data.size() != bytes_of(out)) {
+    throw UsageError("inside of jax.jit ranks pass arrays of the same shape to " +
+                     std::string(name_of(call.kind)) +
+                     ", as the shape of its result is compiled; call it outside, or pad them");
+  }
+  std::memcpy(out.data, gathered->data.data(), bytes_of(out));
+}
+
+std::string class_of(const std::exception& error) {
+  if (dynamic_cast<const MismatchError*>(&error) != nullptr) return "ringdl.MismatchError: ";
+  if (dynamic_cast<const StallError*>(&error) != nullptr) return "ringdl.StallError: ";
+  if (dynamic_cast<const UsageError*>(&error) != nullptr) return "ringdl.UsageError: ";
+  if (dynamic_cast<const RankFailedError*>(&error) != nullptr) return "ringdl.RankFailedError: ";
+  return "ringdl.Error: ";
+}
+
+// What XLA calls, at first to ask for the version. The interface grows at its end, so the version
+// of the caller is fine as long as its major number is the one that was declared.
+xla::Error* handle(xla::CallFrame* frame) {
+  for (xla::Extension* each = frame->extensions; each != nullptr; each = each->next) {
+    if (each->type != xla::kMetadataExtension) continue;
+    xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(each)->metadata;
+    metadata.api_version.major_version = 0;
+    metadata.api_version.minor_version = frame->api->version.minor_version;
+    metadata.traits = 0;
+    return nullptr;
+  }
+  if (frame->stage != xla::kExecute) return nullptr;
+  try {
+    collect(*frame);
+    return nullptr;
+  } catch (const nb::python_error&) {  // Ctrl-C: Python finds it once XLA has returned
+    PyErr_SetInterrupt();
+    return error_of(*frame, xla::ErrorCode::kAborted, "ringdl: interrupted");
+  } catch (const std::exception& error) {
+    return error_of(*frame, xla::ErrorCode::kAborted, class_of(error) + error.what());
+  }
+}
+
+}  // namespace
+
+void bind_xla(nb::module_& module) {
+  module.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&handle)); });
+  module.def(
+      "xla_use",
+      [](int64_t number, const Communicator& communicator, const SharedGroup& group,
+         double timeout) {
+        const std::lock_guard lock(ranks_mutex);
+        all_ranks()[number] = {communicator.driver, group, to_ns(timeout)};
+      },
+      nb::arg("number"), nb::arg("communicator"), nb::arg("group").none(), nb::arg("timeout"));
+  module.def(
+      "xla_forget",
+      [](int64_t number) {
+        Ranks forgotten;
+        const nb::gil_scoped_release release;
+        const std::lock_guard lock(ranks_mutex);
+        std::swap(forgotten, all_ranks()[number]);
+        all_ranks().erase(number);
+      },
+      nb::arg("number"));
+}
+
+}  // namespace ringdl::binding

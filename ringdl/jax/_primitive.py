@@ -1,0 +1,160 @@
+"""One primitive for all collectives, which XLA carries out by calling the engine.
+
+Calls are ordered by an effect: XLA passes a token from one to the next, through loops and from one
+compiled function to another. So all ranks that run the same program make them in the same order,
+and none waits for one that another rank makes later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core, effects
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+import ringdl
+from ringdl import _engine
+from ringdl._engine import DType, Kind, Reduction
+from ringdl._errors import UsageError
+
+_TARGET = "ringdl_collective"
+_token: Any = getattr(jax.ffi, "abstract_token", None) or core.abstract_token  # by jax 0.11, before
+_numbers = itertools.count()
+
+
+class _Order(effects.Effect):
+    __str__ = lambda self: "ringdl"  # noqa: E731
+
+
+_order = _Order()
+effects.lowerable_effects.add_type(_Order)
+effects.ordered_effects.add_type(_Order)
+effects.control_flow_allowed_effects.add_type(_Order)
+effects.custom_derivatives_allowed_effects.add_type(_Order)
+
+
+class Ranks:
+    """The ranks of a compiled function's collectives: of one communicator, from epoch to epoch."""
+
+    def __init__(self, communicator: ringdl.Communicator) -> None:
+        self.communicator = communicator
+        self.number = next(_numbers)
+        communicator._shared.add(self)
+        self._bind()
+        weakref.finalize(self, _engine.xla_forget, self.number)
+
+    def _bind(self) -> None:
+        its = self.communicator
+        its._bind()
+        _engine.xla_use(self.number, its._engine, its._group, its._timeout)
+
+
+def ranks_of(communicator: ringdl.Communicator | None) -> Ranks:
+    """Those of a communicator, by default of the one of `ringdl.init`; always the same object."""
+    its = ringdl.get_communicator() if communicator is None else communicator
+    found: Ranks | None = its.__dict__.get("_jax_ranks")
+    if found is None:
+        found = its.__dict__["_jax_ranks"] = Ranks(its)
+    return found
+
+
+def collect(
+    x: Any, kind: Kind, ranks: Ranks, op: Reduction = Reduction.Sum, root: int = -1
+) -> jax.Array:
+    """The collective, in a function that is being traced.
+
+    Raises:
+        UsageError: elements or a shape that it does not take.
+    """
+    x = jnp.asarray(x)
+    if x.dtype.name not in DType.__members__:
+        raise UsageError(
+            f"arrays of dtype {x.dtype.name} are not supported; use one of "
+            f"{', '.join(DType.__members__)}"
+        )
+    if x.ndim == 0 and kind not in (Kind.allreduce, Kind.broadcast):
+        raise UsageError(f"{kind.name} goes by rows, and an array without axes has none")
+    if kind == Kind.alltoall and x.shape[0] % ranks.communicator.size != 0:
+        raise UsageError(
+            f"alltoall gives each of {ranks.communicator.size} ranks as many rows inside of "
+            f"jax.jit, and there are {x.shape[0]}; pad them, or call it outside"
+        )
+    result: jax.Array = collective_p.bind(x, kind=kind, ranks=ranks, op=op, root=root)
+    return result
+
+
+def _result(x: Any, *, kind: Kind, ranks: Ranks, op: Reduction, root: int) -> Any:
+    size, rank = ranks.communicator.size, ranks.communicator.rank
+    shape = x.shape
+    if kind == Kind.allgather:
+        shape = (shape[0] * size, *shape[1:])
+    elif kind == Kind.reducescatter:
+        shape = (shape[0] // size + (rank < shape[0] % size), *shape[1:])
+    return jax.core.ShapedArray(shape, x.dtype), {_order}
+
+
+def _lower(ctx: Any, x: Any, *, kind: Kind, ranks: Ranks, op: Reduction, root: int) -> Any:
+    inner = ctx.replace(avals_in=[*ctx.avals_in, _token], avals_out=[*ctx.avals_out, _token])
+    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
+    numbers = {"ranks": ranks.number, "kind": kind.value, "reduction": op.value, "root": root}
+    attributes = {name: np.int64(number) for name, number in numbers.items()}
+    *results, token = lower(inner, x, ctx.tokens_in.get(_order), **attributes)
+    ctx.set_tokens_out(mlir.TokenSet({_order: token}))
+    return results
+
+
+def _derivative(primals: Any, tangents: Any, **params: Any) -> Any:
+    (x,), (tangent,) = primals, tangents
+    kind, op = params["kind"], params["op"]
+    reduces = kind in (Kind.allreduce, Kind.reducescatter)
+    if reduces and op not in (Reduction.Sum, Reduction.Average):
+        raise UsageError(
+            f"a reduction by {op.name} has no gradient here; reduce outside of what is "
+            "differentiated (jax.lax.stop_gradient), or by Sum or Average"
+        )
+    result: Any = collective_p.bind(x, **params)
+    if isinstance(tangent, ad.Zero):
+        shape: Any = jax.core.ShapedArray(result.shape, result.dtype)
+        return result, ad.Zero(shape.to_tangent_aval())
+    return result, collective_p.bind(tangent, **params)
+
+
+def _transposed(cotangent: Any, x: Any, *, kind: Kind, ranks: Ranks, op: Any, root: int) -> Any:
+    """Of the map from all ranks' arrays to all ranks' results: every rank has a loss of its own."""
+    size, rank = ranks.communicator.size, ranks.communicator.rank
+    cotangent = ad.instantiate_zeros(cotangent)
+    if kind in (Kind.allreduce, Kind.alltoall):
+        return (collect(cotangent, kind, ranks, op, root),)
+    if kind == Kind.allgather:
+        return (collect(cotangent, Kind.reducescatter, ranks),)
+    if kind == Kind.broadcast:
+        total = collect(cotangent, Kind.allreduce, ranks)
+        return (total if rank == root else jnp.zeros_like(total),)
+    rows = x.aval.shape[0]
+    begin = rank * (rows // size) + min(rank, rows % size)
+    padded = jnp.zeros(x.aval.shape, cotangent.dtype)
+    padded = padded.at[begin : begin + cotangent.shape[0]].set(cotangent)
+    return (collect(padded, Kind.allreduce, ranks, op),)
+
+
+def _batched(arguments: Any, axes: Any, **params: Any) -> Any:
+    (x,), (axis,) = arguments, axes
+    if params["kind"] not in (Kind.allreduce, Kind.broadcast):  # which go by rows
+        x, axis = jnp.moveaxis(x, axis, -1), x.ndim - 1
+    return collective_p.bind(x, **params), axis
+
+
+collective_p = Primitive("ringdl_collective")
+collective_p.def_effectful_abstract_eval(_result)
+collective_p.def_impl(lambda x, **params: jax.jit(lambda y: collective_p.bind(y, **params))(x))
+mlir.register_lowering(collective_p, _lower, platform="cpu")
+ad.primitive_jvps[collective_p] = _derivative
+ad.primitive_transposes[collective_p] = _transposed
+batching.primitive_batchers[collective_p] = _batched
+jax.ffi.register_ffi_target(_TARGET, _engine.xla_handler(), platform="cpu")

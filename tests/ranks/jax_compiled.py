@@ -1,0 +1,226 @@
+"""ringdl.jax: collectives inside of compiled, differentiated and vectorized functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ringdl
+import ringdl.jax as rj
+from ringdl import Communicator
+from tests.ranks.reference import dtypes_and_reductions, random_array, reduced
+from tests.ranks.support import assert_same_bits, expect, needs
+
+jax.config.update("jax_enable_x64", True)
+
+Loss = Callable[..., Any]
+
+
+def whole(x: Any) -> Any:
+    return np.asarray(x)
+
+
+def check_allreduce(comm: Communicator) -> None:
+    """The bits of a call outside, for every dtype and reduction; the argument stays."""
+    for count, dtype, op in dtypes_and_reductions(0, 1, 2003):
+        arrays = [random_array(rank, count, dtype, op, 7) for rank in range(comm.size)]
+        mine = jnp.asarray(arrays[comm.rank])
+        found = jax.jit(lambda x, op=op: rj.allreduce(x, op))(mine)
+        assert (whole(mine) == arrays[comm.rank]).all(), "the argument was changed"
+        reduced(arrays, op).check(whole(found), f"{op.name} of {count} {dtype}")
+        assert_same_bits(comm, whole(found))
+
+
+def check_other_collectives(comm: Communicator) -> None:
+    rank, size = comm.rank, comm.size
+    for rows in (0, 1, 2 * size, 3 * size + 1):
+        arrays = [np.arange(rows * 3.0).reshape(rows, 3) + 100 * each for each in range(size)]
+        x, total = jnp.asarray(arrays[rank]), sum(arrays)
+        for transform in (lambda f: f, jax.jit):
+            assert (whole(transform(rj.allgather)(x)) == np.concatenate(arrays)).all()
+            for root in range(size):
+                got = transform(lambda x, root=root: rj.broadcast(x, root))(x)
+                assert (whole(got) == arrays[root]).all()
+            part = transform(lambda x: rj.reducescatter(x, ringdl.Sum))(x)
+            assert (whole(part) == np.array_split(total, size)[rank]).all()
+            if rows % size == 0:
+                expected = np.concatenate([np.split(each, size)[rank] for each in arrays])
+                assert (whole(transform(rj.alltoall)(x)) == expected).all()
+
+
+def check_gradients(comm: Communicator) -> None:
+    """Those of the sum of all ranks' losses, against one process that has all arrays."""
+    size, rank = comm.size, comm.rank
+    rows = 2 * size
+    xs = np.random.default_rng(0).normal(size=(size, rows, 3))
+    weights = np.random.default_rng(1).normal(size=(size, size * rows, 3))
+
+    def collected(kind: str, x: Any) -> Any:
+        return {
+            "sum": lambda: rj.allreduce(x, ringdl.Sum),
+            "average": lambda: rj.allreduce(x),
+            "gather": lambda: rj.allgather(x),
+            "root": lambda: rj.broadcast(x, size - 1),
+            "scatter": lambda: rj.reducescatter(x),
+            "scatter uneven": lambda: rj.reducescatter(x[: rows - 1], ringdl.Sum),
+            "exchange": lambda: rj.alltoall(x),
+        }[kind]()
+
+    def alone(kind: str, x: Any) -> list[Any]:
+        parts = lambda y: jnp.array_split(y, size)  # noqa: E731
+        return {
+            "sum": lambda: [x.sum(0)] * size,
+            "average": lambda: [x.mean(0)] * size,
+            "gather": lambda: [x.reshape(-1, 3)] * size,
+            "root": lambda: [x[-1]] * size,
+            "scatter": lambda: parts(x.mean(0)),
+            "scatter uneven": lambda: parts(x.sum(0)[: rows - 1]),
+            "exchange": lambda: [jnp.concatenate([parts(y)[r] for y in x]) for r in range(size)],
+        }[kind]()
+
+    def loss(result: Any, of_rank: int) -> Any:
+        return (jnp.sin(result) * weights[of_rank][: result.shape[0]]).sum()
+
+    for kind in ("sum", "average", "gather", "root", "scatter", "scatter uneven", "exchange"):
+        own = jax.grad(lambda x, kind=kind: loss(collected(kind, x), rank))
+        every = jax.grad(
+            lambda x, kind=kind: sum(loss(each, r) for r, each in enumerate(alone(kind, x)))
+        )(jnp.asarray(xs))
+        for function in (own, jax.jit(own)):
+            np.testing.assert_allclose(function(xs[rank]), every[rank], rtol=1e-12, err_msg=kind)
+        value, tangent = jax.jvp(lambda x, kind=kind: collected(kind, x), (xs[rank],), (xs[rank],))
+        np.testing.assert_allclose(value, tangent, rtol=1e-12, err_msg=kind)
+
+
+def check_loops(comm: Communicator) -> None:
+    """Collectives in scan, while_loop and outside of them, in two functions that take turns."""
+    mean = (comm.size + 1) / 2
+
+    @jax.jit
+    def first(x: Any) -> Any:
+        def body(carry: Any, y: Any) -> Any:
+            carry = rj.allreduce(carry + y)
+            return carry, rj.allgather(carry[:1])
+
+        x, rows = jax.lax.scan(body, rj.allreduce(x), jnp.ones((3, 5)))
+        return rj.allreduce(x, ringdl.Max), rows
+
+    @jax.jit
+    def second(x: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda its: its[0] < 4,
+            lambda its: (its[0] + 1, rj.broadcast(its[1], comm.size - 1) + 1),
+            (0, x),
+        )[1]
+
+    for turn in range(1000):
+        x = jnp.full(5, comm.rank + 1.0 + turn)
+        found, rows = first(x)
+        other = second(x * 2)
+        if turn % 100 == 0:
+            assert (whole(found) == mean + turn + 3).all()
+            assert rows.shape == (3, comm.size)
+            assert (whole(other) == 2 * (comm.size + turn) + 4).all()
+            assert comm.allreduce(np.float64(turn)) == turn, "between them, outside"
+
+
+def check_vmap(comm: Communicator) -> None:
+    xs = jnp.arange(24.0).reshape(4, 2, 3) + comm.rank
+    for axis in (0, 1):
+        found = jax.jit(jax.vmap(lambda x: rj.allreduce(x, ringdl.Sum), axis, axis))(xs)
+        expected = sum(np.arange(24.0).reshape(4, 2, 3) + rank for rank in range(comm.size))
+        assert (whole(found) == expected).all()
+        rows = jax.vmap(rj.allgather, axis)(xs)
+        each = [
+            np.moveaxis(np.arange(24.0).reshape(4, 2, 3) + r, axis, 0) for r in range(comm.size)
+        ]
+        assert (whole(rows) == np.concatenate(each, 1)).all()
+
+
+def check_groups_and_epochs(comm: Communicator) -> None:
+    """A compiled function of a group's ranks; and one that outlives shutdown()."""
+    group = comm.group(range(comm.size)[::-1])
+    assert group is not None
+    function = jax.jit(lambda x: (rj.allgather(x, group), rj.allreduce(x)))
+    for _ in range(2):
+        rows, mean = function(jnp.array([comm.rank * 1.0]))
+        assert whole(rows).tolist() == [*range(comm.size)][::-1]
+        assert whole(mean).tolist() == [(comm.size - 1) / 2]
+        ringdl.shutdown()
+        assert ringdl.init() is comm
+
+
+def model(key: Any) -> Any:
+    keys = jax.random.split(key, 3)
+    shapes = ((8, 16), (16, 16), (16, 4))
+    layers = [jax.random.normal(each, shape) / 4 for each, shape in zip(keys, shapes, strict=True)]
+    return {"layers": layers, "bias": jnp.zeros(4), "scale": jnp.ones(())}
+
+
+def loss_of(params: Any, inputs: Any, targets: Any) -> Any:
+    x = inputs
+    for layer in params["layers"]:
+        x = jnp.tanh(x @ layer)
+    return jnp.mean((x * params["scale"] + params["bias"] - targets) ** 2)
+
+
+def check_training(comm: Communicator) -> None:
+    """Split batches give the parameters of one process with the whole batch."""
+    data = np.random.default_rng(3)
+    batches = [(data.normal(size=(12, 8)), data.normal(size=(12, 4))) for _ in range(5)]
+    optimizer = optax.adam(0.01)
+    averaging = optax.chain(rj.average_gradients(bucket_bytes=1500), optimizer)
+
+    def trained(how: optax.GradientTransformation, params: Any, part: slice) -> Any:
+        @jax.jit
+        def step(params: Any, state: Any, inputs: Any, targets: Any) -> Any:
+            gradients = jax.grad(loss_of)(params, inputs, targets)
+            updates, state = how.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
+        state = how.init(params)
+        for inputs, targets in batches:
+            params, state = step(params, state, inputs[part], targets[part])
+        return params
+
+    params = rj.broadcast_variables(model(jax.random.key(comm.rank)))
+    found = trained(averaging, params, slice(comm.rank, None, comm.size))
+    expected = trained(optimizer, model(jax.random.key(0)), slice(None))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+        assert_same_bits(comm, whole(one))
+
+
+@needs(ranks=2)
+def check_disagreement(comm: Communicator) -> None:
+    """An error on every rank, which says what differs; then all go on."""
+    function = jax.jit(lambda x: rj.allreduce(x))
+    with expect(jax.errors.JaxRuntimeError, "ringdl.MismatchError"):
+        jax.block_until_ready(function(jnp.zeros(3 + (comm.rank == 1))))
+    with expect(jax.errors.JaxRuntimeError, "pass arrays of the same shape to allgather"):
+        jax.block_until_ready(jax.jit(rj.allgather)(jnp.zeros(3 + (comm.rank == 1))))
+    assert (whole(function(jnp.ones(3))) == 1).all()
+
+
+def check_wrong_use(comm: Communicator) -> None:
+    for function in (rj.allgather, rj.reducescatter, rj.alltoall):
+        with expect(ringdl.UsageError, "an array without axes has none"):
+            jax.jit(function)(jnp.float32(3))
+    with expect(ringdl.UsageError, "dtype complex64 are not supported"):
+        jax.jit(rj.allreduce)(jnp.zeros(3, jnp.complex64))
+    with expect(ringdl.UsageError, "a reduction by Max has no gradient here"):
+        jax.grad(lambda x: rj.allreduce(x, ringdl.Max).sum())(jnp.zeros(3))
+    with expect(ringdl.UsageError, "ringdl.jax reduces by ringdl's own reductions"):
+        rj.allreduce(jnp.zeros(3), "sum")  # type: ignore[arg-type]
+    with expect(ringdl.UsageError, "gradients are reduced by Average or Sum"):
+        rj.average_gradients(ringdl.Max)
+    with expect(ringdl.UsageError, "the gradient ['a'] has dtype int32"):
+        rj.average_gradients().update({"a": jnp.zeros(3, jnp.int32)}, optax.EmptyState())
+    if comm.size > 1:
+        with expect(ringdl.UsageError, "gives each of"):
+            jax.jit(rj.alltoall)(jnp.zeros(comm.size + 1))
