@@ -128,7 +128,7 @@ def test_jax() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_jax_compiled(mpi_python: str, ranks: int) -> None:
     pytest.importorskip("jax")
-    run_job(mpi_python, ranks, "jax_compiled")
+    run_job(mpi_python, ranks, "_jax_compiled")
 
 
 def test_doctor_names_devices() -> None:

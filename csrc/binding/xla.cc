@@ -30,7 +30,11 @@ std::map<int64_t, Ranks>& all_ranks() {
 Ranks ranks_of(int64_t number) {
   const std::lock_guard lock(ranks_mutex);
   const auto found = all_ranks().find(number);
-  if (found == all_ranks().end()) throw Error("the ranks of this compiled function are no more");
+  if (found == all_ranks().end()) {
+    throw UsageError(
+        "the group of this compiled function has ranks that there are no more since init(); make "
+        "another group, and compile it for that");
+  }
   return found->second;
 }
 
@@ -88,9 +92,21 @@ size_t bytes_of(const xla::Buffer& its) {
   return count * item_bytes(dtype_of(its.dtype));
 }
 
+// Shapes and roots that were compiled are those of other ranks.
+void refuse_other(const Ranks& ranks, int64_t rank, int64_t size) {
+  const SharedGroup& its = ranks.group ? ranks.group : ranks.driver->group_of_all_ranks();
+  if (rank == its->rank && size == its->size()) return;
+  throw UsageError("the function was compiled for rank " + std::to_string(rank) + " of " +
+                   std::to_string(size) + ", and since init() this is rank " +
+                   std::to_string(its->rank) + " of " + std::to_string(its->size()) +
+                   "; compile it again: jax.clear_caches()");
+}
+
 // Threads of XLA's that are not Python's main one see no signal.
 void collect(const xla::CallFrame& frame) {
   const Ranks ranks = ranks_of(attribute(frame, "ranks"));
+  const int64_t size = attribute(frame, "size");
+  refuse_other(ranks, attribute(frame, "rank"), size);
   const xla::Buffer& in = buffer(frame.arguments, 0);
   const xla::Buffer& out = buffer(frame.results, 0);
   Call call;
@@ -109,7 +125,6 @@ void collect(const xla::CallFrame& frame) {
   } else if (call.kind == Kind::kReduceScatter) {
     call.output = out.data;
   } else if (call.kind == Kind::kAlltoall) {
-    const int size = ranks.group ? ranks.group->size() : ranks.driver->size();
     call.splits.assign(static_cast<size_t>(size), call.shape.at(0) / size);
   }
   const std::shared_ptr<Work> work = ranks.driver->submit(call, data);

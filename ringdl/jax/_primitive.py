@@ -52,7 +52,11 @@ class Ranks:
     def _bind(self) -> None:
         its = self.communicator
         its._bind()
-        _engine.xla_use(self.number, its._engine, its._group, its._timeout)
+        engine: Any = its._engine
+        if isinstance(engine, _engine.Communicator):
+            _engine.xla_use(self.number, engine, its._group, its._timeout)
+        else:  # a group of ranks that there are no more
+            _engine.xla_forget(self.number)
 
 
 def ranks_of(communicator: ringdl.Communicator | None) -> Ranks:
@@ -102,7 +106,9 @@ def _result(x: Any, *, kind: Kind, ranks: Ranks, op: Reduction, root: int) -> An
 def _lower(ctx: Any, x: Any, *, kind: Kind, ranks: Ranks, op: Reduction, root: int) -> Any:
     inner = ctx.replace(avals_in=[*ctx.avals_in, _token], avals_out=[*ctx.avals_out, _token])
     lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
-    numbers = {"ranks": ranks.number, "kind": kind.value, "reduction": op.value, "root": root}
+    its = ranks.communicator
+    numbers = {"ranks": ranks.number, "rank": its.rank, "size": its.size}
+    numbers |= {"kind": kind.value, "reduction": op.value, "root": root}
     attributes = {name: np.int64(number) for name, number in numbers.items()}
     *results, token = lower(inner, x, ctx.tokens_in.get(_order), **attributes)
     ctx.set_tokens_out(mlir.TokenSet({_order: token}))

@@ -155,6 +155,25 @@ def check_groups_and_epochs(comm: Communicator) -> None:
         assert ringdl.init() is comm
 
 
+@needs(ranks=2, mpi=True)
+def check_a_group_that_is_no_more() -> None:
+    from mpi4py import MPI
+
+    group = ringdl.get_communicator().group(range(MPI.COMM_WORLD.size))
+    function = jax.jit(lambda x: rj.allreduce(x, communicator=group))
+    of_all = jax.jit(lambda x: rj.allreduce(x))
+    assert (whole(function(jnp.ones(3)) + of_all(jnp.ones(3))) == 2).all()
+    ringdl.shutdown()
+    ringdl.init(MPI.COMM_SELF)
+    with expect(jax.errors.JaxRuntimeError, "ranks that there are no more since init()"):
+        jax.block_until_ready(function(jnp.ones(3)))
+    with expect(jax.errors.JaxRuntimeError, "compile it again: jax.clear_caches()"):
+        jax.block_until_ready(of_all(jnp.ones(3)))
+    ringdl.shutdown()
+    ringdl.init()
+    assert (whole(function(jnp.ones(3))) == 1).all()
+
+
 def model(key: Any) -> Any:
     keys = jax.random.split(key, 3)
     shapes = ((8, 16), (16, 16), (16, 4))
