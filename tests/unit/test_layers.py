@@ -85,6 +85,7 @@ PYTHON = {
     "torch": {"core", "_training"},
     "cupy": {"core"},
     "jax": {"core"},
+    "numpy": {"core", "_training"},
     "bench": {"core", "torch"},  # for what is compared
     "cli": {"core", "bench"},
 }
