@@ -12,6 +12,11 @@ stream; this is for gradients that are to travel while others are computed::
         buckets.ready(1)
         buckets.wait()                                  # dw and db are averages now
         w -= rate * dw
+
+An optimizer of one's own, or one of these, averages what it is given::
+
+    optimizer = ringdl.cupy.DistributedOptimizer(ringdl.cupy.SGD(0.1, momentum=0.9))
+    optimizer.step([w, b], gradients(w, b, x, y))
 """
 
 from __future__ import annotations
@@ -20,11 +25,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import cupy
+import numpy as np
 
 import ringdl
 from ringdl import _arrays
+from ringdl._training.plain import SGD, Adam, AdamW, PlainStore
+from ringdl._training.plain import DistributedOptimizer as _DistributedOptimizer
+from ringdl._training.replicas import Bytes, Replica
+from ringdl._training.store import Spec
 
-__all__ = ["Buckets"]
+__all__ = ["SGD", "Adam", "AdamW", "Buckets", "DistributedOptimizer"]
 
 
 class Buckets(ringdl.Buckets):
@@ -76,8 +86,58 @@ class Buckets(ringdl.Buckets):
         super().unpack(arrays, scale, self._stream() if stream is None else stream)
 
     def _stream(self) -> int:
-        with cupy.cuda.Device(self.device):
-            return int(cupy.cuda.get_current_stream().ptr)
+        return _stream_of(self.device)
+
+
+class _Replica:
+    def __init__(self, array: cupy.ndarray) -> None:
+        self._array = array
+        self.nbytes = int(array.nbytes)
+
+    def read(self) -> Bytes:
+        return np.ascontiguousarray(self._array.get()).reshape(-1).view(np.uint8)
+
+    def write(self, elements: Bytes) -> None:
+        self._array.set(elements.view(self._array.dtype).reshape(self._array.shape))
+
+
+class _Store(PlainStore[cupy.ndarray]):
+    def spec(self, name: str, parameter: cupy.ndarray) -> Spec:
+        if not isinstance(parameter, cupy.ndarray) or parameter.dtype.kind != "f":
+            what = getattr(parameter, "dtype", type(parameter).__name__)
+            raise ringdl.UsageError(
+                f"{name!r} is {what}; parameters are arrays of CuPy, of float64, float32 or float16"
+            )
+        self._devices = (*getattr(self, "_devices", ()), int(parameter.device.id))
+        return name, parameter.shape, parameter.dtype.name, ()
+
+    def device(self, index: int) -> int:
+        return self._devices[index]
+
+    def stream(self, device: int) -> int:
+        return _stream_of(device)
+
+    def view(self, index: int, memory: Any) -> cupy.ndarray:
+        return cupy.from_dlpack(memory)
+
+    def source(self, gradient: cupy.ndarray, view: cupy.ndarray) -> Any:
+        is_alike = gradient.dtype == view.dtype and gradient.flags.c_contiguous
+        return _handed(gradient) if is_alike else None
+
+    def replica(self, parameter: cupy.ndarray) -> Replica:
+        return _Replica(parameter)
+
+
+class DistributedOptimizer(_DistributedOptimizer[cupy.ndarray]):
+    """The one of `ringdl`, for arrays of CuPy."""
+
+    __doc__ = _DistributedOptimizer.__doc__
+    _store = _Store
+
+
+def _stream_of(device: int | None) -> int:
+    with cupy.cuda.Device(device):
+        return int(cupy.cuda.get_current_stream().ptr)
 
 
 def _handed(array: cupy.ndarray) -> ringdl._engine.DeviceArray:

@@ -288,6 +288,33 @@ def check_cupy(comm: Communicator) -> None:
         ringdl.cupy.Buckets({}, communicator=comm)
 
 
+def check_cupy_optimizer(comm: Communicator) -> None:
+    """The parameters that NumPy's gets, to the last bit."""
+    if pretended("launches") is None:
+        import cupy  # the real one
+    else:
+        cupy = stand_in_cupy.install()
+    import ringdl.cupy
+    import ringdl.numpy
+
+    random = np.random.default_rng(comm.rank)
+    ours, theirs = ([np.ones((3, 4)), np.full(5, 2.0)] for _ in range(2))
+    on_devices = [cupy.array(each) for each in ours]
+    own = ringdl.numpy.DistributedOptimizer(ringdl.numpy.AdamW(0.1), backward_passes_per_step=2)
+    others = ringdl.cupy.DistributedOptimizer(ringdl.cupy.AdamW(0.1), backward_passes_per_step=2)
+    for turn in range(6):
+        gradients = [random.normal(size=each.shape) for each in theirs]
+        given: list[Any] = [cupy.array(each) for each in gradients]
+        if turn == comm.rank:
+            gradients[1] = given[1] = None
+        assert own.step(ours, gradients) == others.step(on_devices, given) == (turn % 2 == 1)
+    for one, other in zip(ours, on_devices, strict=True):
+        np.testing.assert_allclose(_numpy(other), one, rtol=1e-12)
+        assert_same_bits(comm, _numpy(other))
+    with expect(ringdl.UsageError, "parameters are arrays of CuPy"):
+        ringdl.cupy.DistributedOptimizer(ringdl.cupy.SGD(0.1)).step([np.ones(3)], [np.ones(3)])
+
+
 def _numpy(array: Any) -> Array:
     return array.numpy() if hasattr(array, "numpy") else array.get()
 

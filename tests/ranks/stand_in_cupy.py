@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import operator
 import sys
 import types
 from collections.abc import Sequence
@@ -94,6 +96,37 @@ class ndarray(_cuda.Array):  # noqa: N801
         assert everything is ...
         self.set(values.numpy())
 
+    get = numpy
+
+    def _joined(self, other: Any, join: Any) -> ndarray:
+        return array(join(self.numpy(), other.numpy() if isinstance(other, ndarray) else other))
+
+    def _changed(self, other: Any, join: Any) -> ndarray:
+        return self.set(self._joined(other, join).numpy())
+
+    def __add__(self, other: Any) -> ndarray:
+        return self._joined(other, operator.add)
+
+    def __mul__(self, other: Any) -> ndarray:
+        return self._joined(other, operator.mul)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> ndarray:
+        return self._joined(other, operator.truediv)
+
+    def __pow__(self, other: float) -> ndarray:
+        return self._joined(other, operator.pow)
+
+    def __iadd__(self, other: Any) -> ndarray:
+        return self._changed(other, operator.add)
+
+    def __isub__(self, other: Any) -> ndarray:
+        return self._changed(other, operator.sub)
+
+    def __imul__(self, other: Any) -> ndarray:
+        return self._changed(other, operator.mul)
+
 
 def empty(shape: Sequence[int], dtype: Any) -> ndarray:
     return ndarray(shape, np.dtype(dtype), 0)
@@ -106,6 +139,35 @@ def array(values: Any) -> ndarray:
 
 def asarray(of: _cuda.Array) -> ndarray:
     return ndarray(of.shape, of.dtype, of.device, (of.address, of))
+
+
+def from_dlpack(memory: Any) -> ndarray:
+    """Of what has `shape` and `dtype` as well; reads the address from the capsule."""
+    kind, device = memory.__dlpack_device__()
+    assert kind == 2, "CUDA"
+    capsule = memory.__dlpack__()
+    name = ctypes.pythonapi.PyCapsule_GetName
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = _Tensor.from_address(pointer(capsule, name(capsule)))  # type: ignore[arg-type]
+    shape = [tensor.shape[axis] for axis in range(tensor.ndim)]
+    dtype = np.dtype(f"f{tensor.bits // 8}")
+    return ndarray(shape, dtype, device, (tensor.data or 0, (memory, capsule)))
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor, of floating-point elements."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+    )
 
 
 def concatenate(arrays: Sequence[ndarray]) -> ndarray:

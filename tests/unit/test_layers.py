@@ -83,7 +83,7 @@ PYTHON = {
     "_frameworks": {"core"},
     "_training": {"core"},
     "torch": {"core", "_training"},
-    "cupy": {"core"},
+    "cupy": {"core", "_training"},
     "jax": {"core"},
     "numpy": {"core", "_training"},
     "bench": {"core", "torch"},  # for what is compared
