@@ -102,13 +102,15 @@ class _Replica:
 
 
 class _Store(PlainStore[cupy.ndarray]):
+    _devices: tuple[int, ...] = ()
+
     def spec(self, name: str, parameter: cupy.ndarray) -> Spec:
         if not isinstance(parameter, cupy.ndarray) or parameter.dtype.kind != "f":
             what = getattr(parameter, "dtype", type(parameter).__name__)
             raise ringdl.UsageError(
                 f"{name!r} is {what}; parameters are arrays of CuPy, of float64, float32 or float16"
             )
-        self._devices = (*getattr(self, "_devices", ()), int(parameter.device.id))
+        self._devices = (*self._devices, int(parameter.device.id))
         return name, parameter.shape, parameter.dtype.name, ()
 
     def device(self, index: int) -> int:
