@@ -6,7 +6,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "base/buffer.h"
 #include "base/error.h"
 #include "binding/binding.h"
 #include "binding/xla_ffi.h"
@@ -102,7 +104,83 @@ void refuse_other(const Ranks& ranks, int64_t rank, int64_t size) {
                    "; compile it again: jax.clear_caches()");
 }
 
-// Threads of XLA's that are not Python's main one see no signal.
+// Larger arrays are reduced where they are, smaller ones as one.
+constexpr size_t kAloneBytes = 256 << 10;
+
+// Works whose buffers XLA takes back when the handler returns.
+class Works {
+ public:
+  explicit Works(const Ranks& ranks) : ranks_(ranks) {}
+  ~Works() {
+    for (const auto& work : all_) {
+      try {
+        ranks_.driver->give_up(work, "the compiled function ended by an error there");
+      } catch (const std::exception&) {  // after shutdown() nothing is in flight
+      }
+    }
+  }
+  Works(const Works&) = delete;
+  Works& operator=(const Works&) = delete;
+
+  void submit(const Call& call, void* data) { all_.push_back(ranks_.driver->submit(call, data)); }
+  // Threads of XLA's that are not Python's main one see no signal.
+  Work& wait(size_t number) {
+    ranks_.driver->wait(all_[number], ranks_.timeout_ns, check_signals, true);
+    return *all_[number];
+  }
+  size_t size() const { return all_.size(); }
+
+ private:
+  const Ranks& ranks_;
+  std::vector<std::shared_ptr<Work>> all_;
+};
+
+// An argument is never written to, unless XLA has made its memory that of the result.
+std::byte* copied(const xla::Buffer& in, const xla::Buffer& out) {
+  if (out.data != in.data) std::memcpy(out.data, in.data, bytes_of(in));
+  return static_cast<std::byte*>(out.data);
+}
+
+// Several arrays of one dtype.
+void reduce_all(const xla::CallFrame& frame, Call call, const Ranks& ranks, int64_t count) {
+  Buffer together;
+  struct Part {
+    std::byte* array;
+    size_t begin, bytes;
+  };
+  std::vector<Part> small;
+  Works works(ranks);
+  const std::string name = call.name;
+  const auto submit = [&](std::byte* data, size_t bytes) {
+    call.shape = {static_cast<int64_t>(bytes / item_bytes(call.dtype))};
+    call.name = name + " (" + std::to_string(works.size()) + ")";
+    works.submit(call, data);
+  };
+  size_t total = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const xla::Buffer& in = buffer(frame.arguments, i);
+    std::byte* const array = copied(in, buffer(frame.results, i));
+    const size_t bytes = bytes_of(in);
+    if (bytes >= kAloneBytes) {
+      submit(array, bytes);
+    } else {
+      small.push_back({array, total, bytes});
+      total += bytes;
+    }
+  }
+  if (total > 0) {
+    together = Buffer(total);
+    for (const Part& part : small) {
+      std::memcpy(together.data() + part.begin, part.array, part.bytes);
+    }
+    submit(together.data(), total);
+  }
+  for (size_t i = 0; i < works.size(); ++i) works.wait(i);
+  for (const Part& part : small) {
+    std::memcpy(part.array, together.data() + part.begin, part.bytes);
+  }
+}
+
 void collect(const xla::CallFrame& frame) {
   const Ranks ranks = ranks_of(attribute(frame, "ranks"));
   const int64_t size = attribute(frame, "size");
@@ -118,18 +196,20 @@ void collect(const xla::CallFrame& frame) {
   call.group = ranks.group;
   // Apart from calls outside of compiled functions, which XLA may carry out before or after.
   call.name = "in jax.jit: " + std::string(name_of(call.kind));
+  const int64_t count = attribute(frame, "count");
+  if (count > 1) return reduce_all(frame, call, ranks, count);
   void* data = in.data;
   if (call.kind == Kind::kAllreduce || call.kind == Kind::kBroadcast) {
-    std::memcpy(out.data, in.data, bytes_of(in));  // an argument is never written to
-    data = out.data;
+    data = copied(in, out);
   } else if (call.kind == Kind::kReduceScatter) {
     call.output = out.data;
   } else if (call.kind == Kind::kAlltoall) {
     call.splits.assign(static_cast<size_t>(size), call.shape.at(0) / size);
   }
-  const std::shared_ptr<Work> work = ranks.driver->submit(call, data);
-  ranks.driver->wait(work, ranks.timeout_ns, check_signals, true);
-  Gathered* const gathered = work->collective ? work->collective->gathered() : nullptr;
+  Works works(ranks);
+  works.submit(call, data);
+  Work& work = works.wait(0);
+  Gathered* const gathered = work.collective ? work.collective->gathered() : nullptr;
   if (gathered == nullptr) return;
   if (gathered->data.size() != bytes_of(out)) {
     throw UsageError("inside of jax.jit ranks pass arrays of the same shape to " +

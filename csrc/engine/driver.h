@@ -76,6 +76,11 @@ class Driver {
   void wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
             const std::function<void()>& interrupted = {}, bool for_good = true);
 
+  /// For a caller that cannot keep its buffer: a work that has not ended fails on all ranks. When
+  /// this returns nothing reads or writes its buffer.
+  /// @param why  what the others get to know
+  void give_up(const std::shared_ptr<Work>& work, const std::string& why);
+
   /// A work that a thread waits for among others.
   struct Awaited {
     std::shared_ptr<Work> work;

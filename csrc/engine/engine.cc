@@ -65,6 +65,13 @@ void Engine::fail_bucket(int64_t number, const std::string& why) {
   poll();
 }
 
+void Engine::give_up(const Work& work, const std::string& why) {
+  failures_.fail_everywhere(
+      work, {work.label() + " was given up on rank " + std::to_string(parts_.rank) + ": " + why,
+             FailureKind::kMismatch, work.description.joins});
+  poll();
+}
+
 void Engine::remove_bucket(int64_t number) {
   const std::shared_ptr<Work> running = parts_.buckets.remove(number);
   if (!running) return;

@@ -42,6 +42,8 @@ class Engine {
   std::shared_ptr<Work> launch_bucket(int64_t number);
   /// Instead: it fails on all ranks, for a reason of this one.
   void fail_bucket(int64_t number, const std::string& why);
+  /// A work in flight fails on all ranks, for a reason of this one.
+  void give_up(const Work& work, const std::string& why);
   /// Forgets a bucket; an instance of it in flight fails on all ranks.
   void remove_bucket(int64_t number);
 

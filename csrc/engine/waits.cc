@@ -234,6 +234,18 @@ void Driver::finish_works(Lock& lock, const std::function<void()>& interrupted) 
       });
 }
 
+// One that others might write to is kept, and not stepped any more: so is its buffer.
+void Driver::give_up(const std::shared_ptr<Work>& work, const std::string& why) {
+  constexpr int64_t kPatience = kSecond;
+  if (work->released.load()) return;
+  Lock lock = lock_for_call();
+  if (!work->ended()) engine_.give_up(*work, why);
+  const int64_t begin = now_ns();
+  progress_until(
+      lock, {}, [&] { return work->released.load() || now_ns() - begin > kPatience; },
+      [](int64_t) {});
+}
+
 void Driver::warn_of_shutdown(const std::string& what, int64_t now) {
   const std::string awaited = what + ", on rank " + std::to_string(rank());
   std::fputs(engine_.parts().watchdog.check_shutdown(awaited, now).c_str(), stderr);

@@ -11,7 +11,7 @@ import ringdl
 from ringdl import _engine
 from ringdl._engine import DType, Reduction
 from ringdl._errors import UsageError
-from ringdl.jax._collectives import allreduce
+from ringdl.jax._primitive import ranks_of, reduce_all
 
 if TYPE_CHECKING:
     import optax
@@ -56,6 +56,7 @@ def _averaged(
 ) -> Any:
     named, structure = jax.tree_util.tree_flatten_with_path(tree)
     results: list[Any] = [None] * len(named)
+    ranks = ranks_of(communicator)
     specs: list[tuple[str, list[int], DType, list[int]]] = []
     for path, leaf in named:
         name, dtype = jax.tree_util.keystr(path), jnp.result_type(leaf)
@@ -66,12 +67,7 @@ def _averaged(
             )
         specs.append((name, list(jnp.shape(leaf)), DType[dtype.name], []))
     for bucket in _engine.plan_buckets(specs, bucket_bytes, bucket_bytes):
-        flat = jnp.concatenate([jnp.ravel(named[i][1]) for i in bucket])
-        flat = allreduce(flat, op, communicator)
-        begin = 0
-        for i in bucket:
-            shape = jnp.shape(named[i][1])
-            count = int(jnp.size(named[i][1]))
-            results[i] = flat[begin : begin + count].reshape(shape)
-            begin += count
+        arrays = [jnp.asarray(named[i][1]) for i in bucket]
+        for i, average in zip(bucket, reduce_all(arrays, ranks, op), strict=True):
+            results[i] = average
     return jax.tree_util.tree_unflatten(structure, results)

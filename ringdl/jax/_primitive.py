@@ -103,16 +103,23 @@ def _result(x: Any, *, kind: Kind, ranks: Ranks, op: Reduction, root: int) -> An
     return jax.core.ShapedArray(shape, x.dtype), {_order}
 
 
-def _lower(ctx: Any, x: Any, *, kind: Kind, ranks: Ranks, op: Reduction, root: int) -> Any:
+def _lower_call(
+    ctx: Any, arrays: Any, kind: Kind, ranks: Ranks, op: Reduction, root: int, aliases: Any = None
+) -> Any:
+    """XLA's call of the engine, with the token of the effect behind its arrays."""
     inner = ctx.replace(avals_in=[*ctx.avals_in, _token], avals_out=[*ctx.avals_out, _token])
-    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
+    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
     its = ranks.communicator
-    numbers = {"ranks": ranks.number, "rank": its.rank, "size": its.size}
+    numbers = {"ranks": ranks.number, "rank": its.rank, "size": its.size, "count": len(arrays)}
     numbers |= {"kind": kind.value, "reduction": op.value, "root": root}
     attributes = {name: np.int64(number) for name, number in numbers.items()}
-    *results, token = lower(inner, x, ctx.tokens_in.get(_order), **attributes)
+    *results, token = lower(inner, *arrays, ctx.tokens_in.get(_order), **attributes)
     ctx.set_tokens_out(mlir.TokenSet({_order: token}))
     return results
+
+
+def _lower(ctx: Any, x: Any, *, kind: Kind, ranks: Ranks, op: Reduction, root: int) -> Any:
+    return _lower_call(ctx, [x], kind, ranks, op, root)
 
 
 def _derivative(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -156,6 +163,28 @@ def _batched(arguments: Any, axes: Any, **params: Any) -> Any:
     return collective_p.bind(x, **params), axis
 
 
+def reduce_all(arrays: list[Any], ranks: Ranks, op: Reduction) -> list[Any]:
+    """Several arrays of one dtype by one call, in the memory that they have, if XLA lets it go."""
+    if len(arrays) < 2:
+        return [collect(array, Kind.allreduce, ranks, op) for array in arrays]
+    return reduce_all_p.bind(*arrays, ranks=ranks, op=op)  # type: ignore[no-any-return]
+
+
+def _lower_all(ctx: Any, *arrays: Any, ranks: Ranks, op: Reduction) -> Any:
+    aliases = {index: index for index in range(len(arrays))}
+    return _lower_call(ctx, arrays, Kind.allreduce, ranks, op, -1, aliases)
+
+
+def _derivative_of_all(primals: Any, tangents: Any, *, ranks: Ranks, op: Reduction) -> Any:
+    tangents = [ad.instantiate_zeros(tangent) for tangent in tangents]
+    return tuple(reduce_all_p.bind(*each, ranks=ranks, op=op) for each in (primals, tangents))
+
+
+def _transposed_all(cotangents: Any, *_: Any, ranks: Ranks, op: Reduction) -> Any:
+    given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    return reduce_all_p.bind(*given, ranks=ranks, op=op)
+
+
 collective_p = Primitive("ringdl_collective")
 collective_p.def_effectful_abstract_eval(_result)
 collective_p.def_impl(lambda x, **params: jax.jit(lambda y: collective_p.bind(y, **params))(x))
@@ -164,3 +193,19 @@ ad.primitive_jvps[collective_p] = _derivative
 ad.primitive_transposes[collective_p] = _transposed
 batching.primitive_batchers[collective_p] = _batched
 jax.ffi.register_ffi_target(_TARGET, _engine.xla_handler(), platform="cpu")
+
+reduce_all_p = Primitive("ringdl_reduce_all")
+reduce_all_p.multiple_results = True
+reduce_all_p.def_effectful_abstract_eval(
+    lambda *arrays, ranks, op: ([jax.core.ShapedArray(x.shape, x.dtype) for x in arrays], {_order})
+)
+reduce_all_p.def_impl(
+    lambda *xs, **params: jax.jit(lambda *ys: reduce_all_p.bind(*ys, **params))(*xs)
+)
+mlir.register_lowering(reduce_all_p, _lower_all, platform="cpu")
+ad.primitive_jvps[reduce_all_p] = _derivative_of_all
+ad.primitive_transposes[reduce_all_p] = _transposed_all
+batching.primitive_batchers[reduce_all_p] = lambda xs, axes, **params: (
+    reduce_all_p.bind(*xs, **params),
+    axes,
+)

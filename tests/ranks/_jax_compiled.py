@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import optax
 
 import ringdl
 import ringdl.jax as rj
-from ringdl import Communicator
+from ringdl import Communicator, _engine
 from tests.ranks.reference import dtypes_and_reductions, random_array, reduced
 from tests.ranks.support import assert_same_bits, expect, needs
 
@@ -213,6 +214,49 @@ def check_training(comm: Communicator) -> None:
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
         assert_same_bits(comm, whole(one))
+
+
+def check_gradients_are_not_written_to(comm: Communicator) -> None:
+    """They are averaged in their own memory only where nobody needs them any more."""
+    average = rj.average_gradients()
+    state = average.init(None)
+
+    @jax.jit
+    def both(tree: Any) -> Any:
+        doubled = jax.tree.map(lambda x: 2 * x, tree)
+        return average.update(doubled, state)[0], doubled, tree
+
+    tree = {"a": jnp.full(300, comm.rank + 1.0), "b": jnp.full((300, 300), comm.rank + 2.0)}
+    averages, doubled, same = both(tree)
+    mean = (comm.size - 1) / 2
+    for key, first in (("a", 1.0), ("b", 2.0)):
+        assert (whole(averages[key]) == 2 * (mean + first)).all()
+        assert (whole(doubled[key]) == 2 * (comm.rank + first)).all()
+        assert (whole(same[key]) == whole(tree[key])).all()
+    value, tangent = jax.jvp(lambda t: average.update(t, state)[0], (tree,), (tree,))
+    assert (whole(value["b"]) == whole(tangent["b"])).all()
+    pulled = jax.grad(lambda t: sum(x.sum() for x in jax.tree.leaves(average.update(t, state)[0])))
+    assert all((whole(each) == 1).all() for each in jax.tree.leaves(pulled(tree)))
+    rows = jax.vmap(lambda t: average.update(t, state)[0])(tree | {"a": jnp.ones((300, 2))})
+    assert rows["a"].shape == (300, 2)
+
+
+@needs(ranks=2)
+def check_a_late_rank(comm: Communicator) -> None:
+    """Who waits for too long gives up, as XLA takes its memory back; the late rank is told."""
+    ranks = rj._primitive.ranks_of(comm)  # type: ignore[attr-defined]
+    function = jax.jit(lambda x: rj.allreduce(x, ringdl.Sum))
+    assert (whole(function(jnp.ones(100_000))) == comm.size).all()
+    if comm.rank == 0:
+        _engine.xla_use(ranks.number, comm._engine, comm._group, 0.3)
+        with expect(jax.errors.JaxRuntimeError, "ringdl.StallError"):
+            jax.block_until_ready(function(jnp.ones(100_000)))
+        ranks._bind()
+    else:
+        time.sleep(1)
+        with expect(jax.errors.JaxRuntimeError, "was given up on rank 0"):
+            jax.block_until_ready(function(jnp.ones(100_000)))
+    assert (whole(function(jnp.ones(100_000))) == comm.size).all()
 
 
 @needs(ranks=2)
