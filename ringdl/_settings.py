@@ -179,8 +179,8 @@ OTHERS = {
     "sets it to the cores per rank, `bench` to 1, unless it is set.",
     "XDG_CACHE_HOME": "`tune` writes to the folder `ringdl` in it, and `init()` reads there; "
     "default `~/.cache`.",
-    "CUDA_HOME, CUDA_PATH": "Where else than in wheels and `/usr/local/cuda` NVRTC is looked for, "
-    "which compiles kernels that the build lacks.",
+    "CUDA_HOME, CUDA_PATH": "Where else than in wheels and `/usr/local/cuda` NVRTC and nvJitLink "
+    "are looked for, which compile kernels that the build lacks, and NCCL.",
     "SLURM_NTASKS": "How many ranks `run` starts without `-n`.",
     "SLURM_JOB_NUM_NODES, PBS_NODEFILE, LSB_DJOB_HOSTFILE": "Tell `run` that the job may have "
     "several hosts: it then leaves placement and threads to mpirun.",

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ringdl import _engine, _timeline
@@ -26,6 +27,8 @@ _default: Communicator | None = None
 _last: weakref.ref[Shared] | None = None
 """What the communicators have in common that the last `init` has made, if any is alive."""
 _hooked = False
+before_shutdown: list[Callable[[], object]] = []
+"""What adapters have to do before an engine ends."""
 
 
 def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
@@ -296,6 +299,8 @@ def shutdown() -> None:
     """
     global _default
     if _default is not None:
+        for settle in before_shutdown:
+            settle()
         _engine.set_default(None, None)
         try:
             try:

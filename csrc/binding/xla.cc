@@ -1,5 +1,6 @@
 #include <nanobind/stl/shared_ptr.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -123,9 +124,10 @@ class Works {
   Works& operator=(const Works&) = delete;
 
   void submit(const Call& call, void* data) { all_.push_back(ranks_.driver->submit(call, data)); }
-  // Threads of XLA's that are not Python's main one see no signal.
+  // Threads of XLA's that are not Python's main one see no signal; and Python goes on beside them,
+  // and may submit what others wait for.
   Work& wait(size_t number) {
-    ranks_.driver->wait(all_[number], ranks_.timeout_ns, check_signals, true);
+    ranks_.driver->wait(all_[number], ranks_.timeout_ns, check_signals, false);
     return *all_[number];
   }
   size_t size() const { return all_.size(); }
@@ -210,13 +212,26 @@ void collect(const xla::CallFrame& frame) {
   works.submit(call, data);
   Work& work = works.wait(0);
   Gathered* const gathered = work.collective ? work.collective->gathered() : nullptr;
-  if (gathered == nullptr) return;
-  if (gathered->data.size() != bytes_of(out)) {
+  if (gathered == nullptr || bytes_of(out) == 0) return;
+  const auto part = static_cast<int64_t>(bytes_of(out)) / size;
+  if (!std::ranges::all_of(gathered->lengths, [&](int64_t its) { return its == part; })) {
     throw UsageError("inside of jax.jit ranks pass arrays of the same shape to " +
                      std::string(name_of(call.kind)) +
                      ", as the shape of its result is compiled; call it outside, or pad them");
   }
   std::memcpy(out.data, gathered->data.data(), bytes_of(out));
+}
+
+// In Python's main thread, once XLA has returned.
+void raise_later(nb::python_error& error) {
+  const nb::gil_scoped_acquire acquire;
+  auto* const kept = new nb::python_error(error);
+  const auto raise = [](void* its) {
+    static_cast<nb::python_error*>(its)->restore();
+    delete static_cast<nb::python_error*>(its);
+    return -1;
+  };
+  if (Py_AddPendingCall(raise, kept) != 0) delete kept;  // there are too many already
 }
 
 std::string class_of(const std::exception& error) {
@@ -242,8 +257,8 @@ xla::Error* handle(xla::CallFrame* frame) {
   try {
     collect(*frame);
     return nullptr;
-  } catch (const nb::python_error&) {  // Ctrl-C: Python finds it once XLA has returned
-    PyErr_SetInterrupt();
+  } catch (nb::python_error& error) {  // of a signal's handler
+    raise_later(error);
     return error_of(*frame, xla::ErrorCode::kAborted, "ringdl: interrupted");
   } catch (const std::exception& error) {
     return error_of(*frame, xla::ErrorCode::kAborted, class_of(error) + error.what());

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax._src.core import trace_state_clean
 
 import ringdl
@@ -19,7 +21,22 @@ def _is_traced(x: Any) -> bool:
 
 
 def _communicator(given: ringdl.Communicator | None) -> ringdl.Communicator:
-    return ringdl.get_communicator() if given is None else given
+    return ranks_of(given).communicator
+
+
+def _reduction(op: Any) -> Reduction:
+    if not isinstance(op, Reduction):
+        raise UsageError(f"ringdl.jax reduces by ringdl's own reductions, not by {op!r}")
+    return op
+
+
+def _rank(root: Any) -> int:
+    try:
+        return operator.index(root)
+    except TypeError:
+        raise UsageError(
+            f"root is {root!r}; pass the number of a rank, known when compiling"
+        ) from None
 
 
 def allreduce(
@@ -39,11 +56,10 @@ def allreduce(
         MismatchError: ranks differ; on every rank. Out of a compiled function it is JAX's own error
             (JaxRuntimeError), whose text begins with the name.
     """
-    if not isinstance(op, Reduction):
-        raise UsageError(f"ringdl.jax reduces by ringdl's own reductions, not by {op!r}")
+    op = _reduction(op)
     if _is_traced(x):
         return collect(x, Kind.allreduce, ranks_of(communicator), op)
-    result: jax.Array = _communicator(communicator).allreduce(x, op)
+    result: jax.Array = _communicator(communicator).allreduce(jnp.asarray(x), op)
     return result
 
 
@@ -54,15 +70,15 @@ def allgather(x: Any, communicator: ringdl.Communicator | None = None) -> jax.Ar
     """
     if _is_traced(x):
         return collect(x, Kind.allgather, ranks_of(communicator))
-    result: jax.Array = _communicator(communicator).allgather(x)
+    result: jax.Array = _communicator(communicator).allgather(jnp.asarray(x))
     return result
 
 
 def broadcast(x: Any, root: int = 0, communicator: ringdl.Communicator | None = None) -> jax.Array:
     """The array of rank `root`, on all ranks. See `allreduce`."""
     if _is_traced(x):
-        return collect(x, Kind.broadcast, ranks_of(communicator), root=root)
-    result: jax.Array = _communicator(communicator).broadcast(x, root)
+        return collect(x, Kind.broadcast, ranks_of(communicator), root=_rank(root))
+    result: jax.Array = _communicator(communicator).broadcast(jnp.asarray(x), root)
     return result
 
 
@@ -73,11 +89,10 @@ def reducescatter(
 
     See `allreduce`.
     """
-    if not isinstance(op, Reduction):
-        raise UsageError(f"ringdl.jax reduces by ringdl's own reductions, not by {op!r}")
+    op = _reduction(op)
     if _is_traced(x):
         return collect(x, Kind.reducescatter, ranks_of(communicator), op)
-    result: jax.Array = _communicator(communicator).reducescatter(x, op)
+    result: jax.Array = _communicator(communicator).reducescatter(jnp.asarray(x), op)
     return result
 
 
@@ -85,6 +100,5 @@ def alltoall(x: Any, communicator: ringdl.Communicator | None = None) -> jax.Arr
     """Give each rank as many of the rows, and get as many from each. See `allreduce`."""
     if _is_traced(x):
         return collect(x, Kind.alltoall, ranks_of(communicator))
-    result = _communicator(communicator).alltoall(x)
-    received: jax.Array = result[0] if isinstance(result, tuple) else result
-    return received
+    result: jax.Array = _communicator(communicator).alltoall(jnp.asarray(x))
+    return result

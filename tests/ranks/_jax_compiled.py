@@ -259,6 +259,78 @@ def check_a_late_rank(comm: Communicator) -> None:
     assert (whole(function(jnp.ones(100_000))) == comm.size).all()
 
 
+def check_rows_without_bytes(comm: Communicator) -> None:
+    for function in (rj.allgather, rj.alltoall, rj.reducescatter):
+        assert jax.jit(function)(jnp.ones((comm.size, 0))).shape[1] == 0
+
+
+@needs(ranks=3)
+def check_shapes_that_fit_by_chance(comm: Communicator) -> None:
+    """Rows 3, 4 and 5 are as many as three times 4: an error on that rank, too."""
+    for function, unit in ((rj.allgather, 1), (rj.alltoall, comm.size)):
+        with expect(jax.errors.JaxRuntimeError, "pass arrays of the same shape"):
+            jax.block_until_ready(jax.jit(function)(jnp.ones(unit * (3 + comm.rank))))
+
+
+def check_checkpoint(comm: Communicator) -> None:
+    """Rematerialized in the backward pass, on all ranks."""
+
+    def loss(x: Any) -> Any:
+        return (jax.checkpoint(lambda y: jnp.sin(rj.allreduce(y, ringdl.Sum)) ** 2)(x)).sum()
+
+    x = jnp.arange(3.0)
+    expected = comm.size * jax.grad(lambda y: (jnp.sin(y) ** 2).sum())(comm.size * x)
+    np.testing.assert_allclose(jax.grad(loss)(x), expected, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(x), expected, rtol=1e-12)
+
+
+def check_broadcast_variables(comm: Communicator) -> None:
+    """Of every kind of leaf."""
+    root = comm.size - 1
+
+    def tree(rank: int) -> dict[str, Any]:
+        arrays = {"jax": jnp.full(3, rank), "numpy": np.full((2, 2), rank, np.uint32)}
+        return arrays | {"key": jax.random.key(rank), "none": None, "other": "text"}
+
+    found, wanted = rj.broadcast_variables(tree(comm.rank), root), tree(root)
+    assert (whole(found["jax"]) == whole(wanted["jax"])).all()
+    assert isinstance(found["numpy"], np.ndarray)
+    assert (found["numpy"] == wanted["numpy"]).all()
+    assert found["key"] == wanted["key"]
+    assert (found["none"], found["other"]) == (None, "text")
+
+
+def check_shutdown_waits_for_what_was_dispatched(comm: Communicator) -> None:
+    function = jax.jit(lambda x: rj.allreduce((x @ x).sum(0)))
+    result = function(jnp.eye(1500))
+    ringdl.shutdown()
+    assert (whole(result) == 1).all()
+    ringdl.init()
+
+
+@needs(ranks=2)
+def check_a_thread_that_goes_on(comm: Communicator) -> None:
+    """XLA's thread waits for a rank that is late, while Python submits something else: no error."""
+    function = jax.jit(lambda x: rj.allreduce((x @ x @ x).sum(0)))
+    jax.block_until_ready(function(jnp.eye(800)))
+    result = function(jnp.eye(800))
+    if comm.rank == 0:
+        time.sleep(2.5)
+    assert comm.allreduce(np.ones(3)).tolist() == [1.0] * 3
+    assert (whole(result) == 1).all()
+
+
+@needs(ranks=2)
+def check_an_error_in_the_background(comm: Communicator) -> None:
+    """Of a function that XLA's threads run: after shutdown() and init() all begin anew."""
+    function = jax.jit(lambda x: rj.allreduce(jnp.tanh(x @ x)))
+    with expect(jax.errors.JaxRuntimeError, "ringdl.MismatchError"):
+        jax.block_until_ready(function(jnp.eye(300 + comm.rank)))
+    ringdl.shutdown()
+    ringdl.init()
+    assert (whole(function(jnp.eye(3))) == np.tanh(np.eye(3))).all()
+
+
 @needs(ranks=2)
 def check_disagreement(comm: Communicator) -> None:
     """An error on every rank, which says what differs; then all go on."""
@@ -280,6 +352,14 @@ def check_wrong_use(comm: Communicator) -> None:
         jax.grad(lambda x: rj.allreduce(x, ringdl.Max).sum())(jnp.zeros(3))
     with expect(ringdl.UsageError, "ringdl.jax reduces by ringdl's own reductions"):
         rj.allreduce(jnp.zeros(3), "sum")  # type: ignore[arg-type]
+    for root in ("1", 1.5):
+        with expect(ringdl.UsageError, "pass the number of a rank"):
+            jax.jit(lambda x, root=root: rj.broadcast(x, root))(jnp.zeros(3))
+    with expect(ringdl.UsageError, "is not a rank"):
+        jax.jit(lambda x: rj.broadcast(x, comm.size))(jnp.zeros(3))
+    with expect(ringdl.UsageError, "communicator is 'all'"):
+        rj.allreduce(jnp.zeros(3), communicator="all")  # type: ignore[arg-type]
+    assert isinstance(rj.allreduce(2.0), jax.Array)
     with expect(ringdl.UsageError, "gradients are reduced by Average or Sum"):
         rj.average_gradients(ringdl.Max)
     with expect(ringdl.UsageError, "the gradient ['a'] has dtype int32"):

@@ -90,7 +90,9 @@ bool LibraryAllreduce::meet(Channel& channel) {
     if (all_ask_for_it) throw UsageError(why_not);
     otherwise_ = fallback_();
   } else {
-    if (rank_ == 0) turn_ = {library_.take_number(), library_.id()};
+    if (rank_ == 0) turn_.id = library_.id();
+    has_met_ = true;  // a number that is not used holds up those after it: see stop()
+    if (rank_ == 0) turn_.number = library_.take_number();
     broadcast_.emplace(reinterpret_cast<std::byte*>(&turn_), sizeof turn_, 0, rank_, size_,
                        sizeof turn_);
   }

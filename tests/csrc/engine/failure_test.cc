@@ -286,6 +286,33 @@ void long_names_are_cut_between_characters() {
   }
 }
 
+// A buffer that its owner takes back while the work is in flight: nobody touches it any more. Large
+// enough to be half-way when that happens.
+void work_is_given_up() {
+  run_drivers(3, {.segment_bytes = 1 << 10}, {.delay_seed = 1}, [](const Shared& driver) {
+    constexpr int kCount = 100'000;
+    for (const bool is_late : {true, false}) {
+      std::vector<float> data(kCount, 1);
+      if (driver->rank() == 1 && is_late) pause_ms(300);
+      const auto work = driver->submit(sum_of(kCount, "given up"), data.data());
+      if (driver->rank() == 0) {
+        driver->give_up(work, "it has no time");
+        CHECK(work->released.load());
+        std::vector<float>(kCount, 2).swap(data);
+        pause_ms(500);
+        CHECK(data == std::vector<float>(kCount, 2));
+      }
+      if (driver->rank() != 0 || work->failure) {
+        CHECK_THROWS(driver->wait(work, kTimeout), MismatchError,
+                     "was given up on rank 0: it has no time");
+      }
+    }
+    float one = 1;
+    driver->wait(driver->submit(sum_of(1, "after"), &one), kTimeout);
+    CHECK_EQ(one, 3.0f);
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -301,6 +328,7 @@ int main() {
       {"short_wait_accuses_nobody", short_wait_accuses_nobody},
       {"messages_during_withdrawal", messages_during_withdrawal},
       {"launch_during_withdrawal", launch_during_withdrawal},
+      {"work_is_given_up", work_is_given_up},
       {"long_names_are_cut_between_characters", long_names_are_cut_between_characters},
   };
   for (const auto& [name, body] : cases) in_child(name, 20, body);
