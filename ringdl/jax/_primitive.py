@@ -142,6 +142,15 @@ def _lower(ctx: Any, *arrays: Any, aliases: Any = None, ranks: Ranks, **params: 
     return results
 
 
+def _refuse_platform(ctx: Any, *_: Any, **__: Any) -> Any:
+    platform = (ctx.platforms or ctx.module_context.platforms)[0]
+    raise UsageError(
+        "inside of jax.jit ringdl's collectives are for the CPU, and this is compiled for "
+        f"{platform}; call them between compiled functions, or compile under "
+        "jax.default_device(jax.devices('cpu')[0])"
+    )
+
+
 def _derivative(primals: Any, tangents: Any, **params: Any) -> Any:
     (x,), (tangent,) = primals, tangents
     kind, op = params["kind"], params["op"]
@@ -220,6 +229,7 @@ def _evaluate(primitive: Any) -> Callable[..., Any]:
 collective_p = Primitive("ringdl_collective")
 collective_p.def_effectful_abstract_eval(_result)
 collective_p.def_impl(_evaluate(collective_p))
+mlir.register_lowering(collective_p, _refuse_platform)
 mlir.register_lowering(collective_p, _lower, platform="cpu")
 ad.primitive_jvps[collective_p] = _derivative
 ad.primitive_transposes[collective_p] = _transposed
@@ -232,6 +242,7 @@ reduce_all_p.def_effectful_abstract_eval(
     lambda *arrays, **_: ([jax.core.ShapedArray(x.shape, x.dtype) for x in arrays], {_order})
 )
 reduce_all_p.def_impl(_evaluate(reduce_all_p))
+mlir.register_lowering(reduce_all_p, _refuse_platform)
 mlir.register_lowering(reduce_all_p, _lower_all, platform="cpu")
 ad.primitive_jvps[reduce_all_p] = _derivative_of_all
 ad.primitive_transposes[reduce_all_p] = _transposed_all

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -364,6 +365,10 @@ def check_wrong_use(comm: Communicator) -> None:
         rj.average_gradients(ringdl.Max)
     with expect(ringdl.UsageError, "the gradient ['a'] has dtype int32"):
         rj.average_gradients().update({"a": jnp.zeros(3, jnp.int32)}, optax.EmptyState())
+    for function in (rj.allreduce, lambda x: rj.average_gradients().update([x, x], None)[0]):
+        exported = jax.export.export(jax.jit(function), platforms=["cuda"])
+        with expect(ringdl.UsageError, "are for the CPU, and this is compiled for cuda"):
+            exported(jax.ShapeDtypeStruct((3,), jnp.float32))
     if comm.size > 1:
         with expect(ringdl.UsageError, "gives each of"):
             jax.jit(rj.alltoall)(jnp.zeros(comm.size + 1))
