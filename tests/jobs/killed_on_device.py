@@ -18,16 +18,13 @@ from ringdl import _cuda
 from tests.ranks._devices import InStream, on_device, pretended
 from tests.ranks.support import expect
 
-Never = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
-never = Never(lambda _: False)
-
 
 def stuck_stream() -> int:
     """One in which something is queued that does not end."""
     make = pretended("stream")
     make.restype = ctypes.c_size_t
     stream = make(False)
-    pretended("queue")(ctypes.c_void_p(stream), never, None)
+    pretended("block")(ctypes.c_void_p(stream))
     return int(stream)
 
 

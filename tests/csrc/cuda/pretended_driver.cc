@@ -235,6 +235,11 @@ EXPORT Result ringdl_pretended_queue(Stream stream, bool (*operation)(void*), vo
   return queue("ringdl_pretended_queue", stream, [=] { return operation(argument); });
 }
 
+/// Nothing comes past what is in a stream now.
+EXPORT Result ringdl_pretended_block(Stream stream) {
+  return queue("ringdl_pretended_block", stream, [] { return false; });
+}
+
 /// How many kernels this process has launched.
 EXPORT uint64_t ringdl_pretended_launches() {
   const std::lock_guard guard(machine().lock);
