@@ -135,7 +135,7 @@ def collectives(report: dict[str, Any]) -> bool:
             (
                 f"{count} ranks{' without shared memory' * (shared == '0')}",
                 count,
-                ("_devices", "_nccl"),
+                ("_devices", "_cupy", "_nccl"),
                 {"RINGDL_SHARED_MEMORY": shared},
             )
             for count in (1, 2, 3, 4)

@@ -90,13 +90,13 @@ def test_core_without_shared_memory(mpi_python: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_core_on_a_device(mpi_python: str, ranks: int) -> None:
     """Three ranks have one each, two share one."""
-    run_job(mpi_python, ranks, "_devices", **pretended_devices(3 if ranks == 3 else 1))
+    run_job(mpi_python, ranks, "_devices", "_cupy", **pretended_devices(3 if ranks == 3 else 1))
 
 
 @pytest.mark.parametrize("setting", ["RINGDL_SHARED_MEMORY", "RINGDL_CUDA_PEERS"])
 def test_core_on_a_device_without(setting: str) -> None:
     """What they share is turned off."""
-    run_job(any_python(), 3, "_devices", **pretended_devices(2), **{setting: "0"})
+    run_job(any_python(), 3, "_devices", "_cupy", **pretended_devices(2), **{setting: "0"})
 
 
 @pytest.mark.parametrize("settings", [{}, {"RINGDL_SHARED_MEMORY": "0"}], ids=["shared", "apart"])

@@ -142,18 +142,30 @@ def asarray(of: _cuda.Array) -> ndarray:
 
 
 def from_dlpack(memory: Any) -> ndarray:
-    """Of what has `shape` and `dtype` as well; reads the address from the capsule."""
-    kind, device = memory.__dlpack_device__()
-    assert kind == 2, "CUDA"
+    tensor = _tensor(memory)
+    shape = [tensor.shape[axis] for axis in range(tensor.ndim)]
+    dtype = np.dtype(f"f{tensor.bits // 8}")
+    device = memory.__dlpack_device__()[1]
+    return ndarray(shape, dtype, device, (tensor.data or 0, memory))
+
+
+def address_of(memory: Any) -> int:
+    """Of the first element of what speaks DLPack."""
+    address = _tensor(memory).data
+    assert address is not None
+    return int(address)
+
+
+def _tensor(memory: Any) -> _Tensor:
+    assert memory.__dlpack_device__()[0] == 2, "CUDA"
     capsule = memory.__dlpack__()
     name = ctypes.pythonapi.PyCapsule_GetName
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = _Tensor.from_address(pointer(capsule, name(capsule)))  # type: ignore[arg-type]
-    shape = [tensor.shape[axis] for axis in range(tensor.ndim)]
-    dtype = np.dtype(f"f{tensor.bits // 8}")
-    return ndarray(shape, dtype, device, (tensor.data or 0, (memory, capsule)))
+    found = _Tensor.from_address(pointer(capsule, name(capsule)))  # type: ignore[arg-type]
+    found.capsule = capsule
+    return found
 
 
 class _Tensor(ctypes.Structure):
@@ -168,6 +180,7 @@ class _Tensor(ctypes.Structure):
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
     )
+    capsule: object  # which keeps it
 
 
 def concatenate(arrays: Sequence[ndarray]) -> ndarray:

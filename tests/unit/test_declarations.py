@@ -44,6 +44,7 @@ def _compile(source: str, headers: Sequence[Path], *flags: str) -> subprocess.Co
             "-std=c++20",
             "-fsyntax-only",
             f"-I{ROOT / 'csrc'}",
+            f"-I{ROOT / 'tests/csrc'}",
             *(f"-I{header.parent}" for header in headers),
             *flags,
             str(ROOT / "tests/csrc" / source),

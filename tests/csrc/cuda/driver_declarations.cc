@@ -1,27 +1,11 @@
 // Compiled, never run, against a cuda.h: checks our declarations against the real ones.
 #include <cuda.h>
 
-#include <type_traits>
-
 #include "cuda/driver_api.h"
+#include "cuda/plain.h"
 
 namespace cuda = ringdl::cuda;
 
-// Handles and enumerations differ in name only, so each function is compared after replacing them.
-template <class T>
-struct Plain {
-  using type = T;
-};
-#define IS(theirs, ours)  \
-  template <>             \
-  struct Plain<theirs> {  \
-    using type = ours;    \
-  };                      \
-  template <>             \
-  struct Plain<theirs*> { \
-    using type = ours*;   \
-  };                      \
-  static_assert(sizeof(theirs) == sizeof(ours))
 IS(CUresult, cuda::Result);
 IS(CUdeviceptr, cuda::Address);
 IS(CUcontext, cuda::Context);
@@ -35,10 +19,6 @@ IS(CUdevice_attribute, cuda::DeviceAttribute);
 IS(CUpointer_attribute, cuda::PointerAttribute);
 IS(CUstreamCaptureStatus, cuda::CaptureStatus);
 IS(CUstreamCaptureMode, cuda::CaptureMode);
-template <class R, class... Arguments>
-struct Plain<R (*)(Arguments...)> {
-  using type = typename Plain<R>::type (*)(typename Plain<Arguments>::type...);
-};
 
 // `symbol` is what cuda.h makes of the name: driver.cc looks it up under the same.
 #define TEXT_OF(symbol) #symbol

@@ -1,27 +1,11 @@
 // Compiled, never run, against an nccl.h: checks our declarations against the real ones.
 #include <nccl.h>
 
-#include <type_traits>
-
 #include "cuda/nccl_api.h"
+#include "cuda/plain.h"
 
 namespace cuda = ringdl::cuda;
 
-// Handles and enumerations differ in name only, so each function is compared after replacing them.
-template <class T>
-struct Plain {
-  using type = T;
-};
-#define IS(theirs, ours)  \
-  template <>             \
-  struct Plain<theirs> {  \
-    using type = ours;    \
-  };                      \
-  template <>             \
-  struct Plain<theirs*> { \
-    using type = ours*;   \
-  };                      \
-  static_assert(sizeof(theirs) == sizeof(ours))
 IS(ncclResult_t, cuda::NcclResult);
 IS(ncclUniqueId, cuda::NcclId);
 IS(ncclComm_t, cuda::NcclCommunicator);
@@ -31,10 +15,6 @@ IS(cudaStream_t, cuda::Stream);
 template <>
 struct Plain<ncclConfig_t*> {
   using type = cuda::NcclConfig*;
-};
-template <class R, class... Arguments>
-struct Plain<R (*)(Arguments...)> {
-  using type = typename Plain<R>::type (*)(typename Plain<Arguments>::type...);
 };
 #define RINGDL_NCCL_FUNCTION(name) \
   static_assert(                   \
