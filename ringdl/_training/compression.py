@@ -26,3 +26,11 @@ def wire_of(compression: AnyCompression) -> CompressionName | None:
             f"compression is {compression!r}; take Compression.none, .fp16 or .bf16"
         )
     return cast(CompressionName, str(compression))
+
+
+class Compression:
+    """What ``compression`` may be."""
+
+    none = "none"
+    fp16 = "float16"
+    bf16 = "bfloat16"

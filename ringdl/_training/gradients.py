@@ -35,7 +35,7 @@ from ringdl._engine import Kind
 from ringdl._reductions import CompressionName
 from ringdl._training import joining, replicas
 from ringdl._training.replicas import Replica
-from ringdl._training.rounds import Rounds, raise_out_of_step
+from ringdl._training.rounds import Rounds, raise_failed, raise_out_of_step
 from ringdl._training.store import A, SparseStore, Store
 
 _numbers = itertools.count()
@@ -138,11 +138,26 @@ class Gradients(Generic[A]):
         finally:
             self.is_local = was_local
 
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Around what finds the gradients of a pass: the other ranks hear of an error raised in it.
+
+        They get a MismatchError where they end the round, and none is averaged.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._is_last_pass() and self._epoch == self.communicator.epoch:
+                self._rounds.end(self.step, False, has_failed=True)
+                raise_failed(error, self.step, self.communicator, f"{self.key}.failed")
+            raise
+
+    def _is_last_pass(self) -> bool:
+        return not self.is_local and (self._passes + 1) % self._passes_per_round == 0
+
     def begin_pass(self) -> None:
         """Gradients are going to be accumulated."""
-        self.averages_at_end = (
-            not self.is_local and (self._passes + 1) % self._passes_per_round == 0
-        )
+        self.averages_at_end = self._is_last_pass()
         if self.averages_at_end:
             self._follow()
         if self._rounds.ready:
@@ -324,6 +339,8 @@ class Gradients(Generic[A]):
             and (sparse_dim := self._sparse_dim(gradient))
         }
         ended = self._rounds.end(self.step, bool(unknown))
+        if ended.has_failed:
+            raise_failed(None, self.step, self.communicator, f"{self.key}.failed")
         if not ended.is_in_step:
             raise_out_of_step(self.step, self.communicator, f"{self.key}.steps")
         dense_parts: dict[int, A] = {}

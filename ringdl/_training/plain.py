@@ -6,6 +6,7 @@ multiplied and raised to powers, in place where they are the optimizer's own.
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeAlias
@@ -184,7 +185,8 @@ class DistributedOptimizer(Generic[A]):
         communicator: by default the one of `ringdl.init`.
     """
 
-    _store: type[PlainStore[A]]
+    _store: type[PlainStore[A]] | None = None
+    """By default found by the first parameter."""
 
     def __init__(
         self,
@@ -247,7 +249,8 @@ class DistributedOptimizer(Generic[A]):
 
     def _wrap(self, names: list[str], arrays: list[Any]) -> None:
         with agreeing(self._communicator):
-            self._kept = self._store(names, arrays, "DistributedOptimizer(optimizer)")
+            store: Any = self._store or _store_of(arrays)
+            self._kept: PlainStore[A] = store(names, arrays, "DistributedOptimizer(optimizer)")
         self._names = names
         self._gradients = Gradients(
             self._kept, self._op, self._compression, self._passes, self._communicator
@@ -255,7 +258,8 @@ class DistributedOptimizer(Generic[A]):
 
     def _add(self, its: Gradients[A], names: list[str], gradients: Arrays) -> None:
         """A pass: the last gradients first, as a backward pass has them."""
-        given = _like(gradients, names, self._names, self._kept.specs)
+        with its.telling():
+            given = _like(gradients, names, self._names, self._kept.specs)
         its.begin_pass()
         for index in reversed(range(len(given))):
             if given[index] is None:
@@ -268,6 +272,21 @@ class DistributedOptimizer(Generic[A]):
             self._kept.gradients[index] = total
             its.arrived(index)
         its.end_pass()
+
+
+def _store_of(arrays: Sequence[Any]) -> Any:
+    """The store of the adapter whose arrays they are.
+
+    Raises:
+        UsageError: there is none.
+    """
+    framework = type(arrays[0]).__module__.partition(".")[0] if arrays else "no parameters"
+    if framework not in ("numpy", "cupy"):
+        raise ringdl.UsageError(
+            f"step() gets parameters of {framework}, and takes arrays of NumPy or CuPy, which the "
+            "optimizer changes in place"
+        )
+    return importlib.import_module(f"ringdl.{framework}").DistributedOptimizer._store
 
 
 def _listed(arrays: Arrays) -> tuple[list[str], list[Any]]:

@@ -1,10 +1,10 @@
 """Views into ``ringdl.Buckets`` for gradients, and a note that travels with them.
 
 Gradients on each device have buckets of their own. The note says at which step of the optimizer a
-rank is, and whether it holds a sparse gradient that the others may not know. It lies behind the
-last gradient of the last bucket in the CPU's memory, so it costs no message of its own there; the
-step is one element set out of eight, so any difference of steps but a multiple of
-eight is detected in each dtype, after sums and averages.
+rank is, whether it holds a sparse gradient that the others may not know, and whether an error kept
+it from having gradients. It lies behind the last gradient of the last bucket in the CPU's memory,
+so it costs no message of its own there; the step is one element set out of eight, so any difference
+of steps but a multiple of eight is detected in each dtype, after sums and averages.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ class Round:
         produced: the gradients that some rank produced.
         is_in_step: whether all ranks are at the same step.
         has_sparse: whether some rank holds a sparse gradient.
+        has_failed: whether an error has kept some rank from having gradients.
     """
 
     produced: Collection[int]
     is_in_step: bool
     has_sparse: bool
+    has_failed: bool
 
 
 class Rounds(Generic[A]):
@@ -75,7 +77,7 @@ class Rounds(Generic[A]):
                 specs = [store.specs[index] for index in members]
                 if device is None:
                     specs.insert(
-                        0, (_NOTE, (_RESIDUES + 1,), specs[0][2] if specs else "float32", ())
+                        0, (_NOTE, (_RESIDUES + 2,), specs[0][2] if specs else "float32", ())
                     )
                 buckets = ringdl.Buckets(
                     specs,
@@ -145,12 +147,13 @@ class Rounds(Generic[A]):
             for packed in self._packed.pop(key, []):
                 self._store.set(packed, self.views[packed])
 
-    def end(self, step: int, has_sparse: bool) -> Round:
+    def end(self, step: int, has_sparse: bool, has_failed: bool = False) -> Round:
         """Flush what is not ready (as zeros), wait, and begin the next round. Collective.
 
         Args:
             step: how many steps of the optimizer this rank has ended.
             has_sparse: whether it holds a sparse gradient that is not known to be sparse.
+            has_failed: whether it has no gradients because of an error.
 
         Raises:
             StallError: some rank has not arrived in time; call again.
@@ -159,7 +162,7 @@ class Rounds(Generic[A]):
             self._is_noted = True
             self._note[:] = 0
             self._note[step % _RESIDUES] = 1
-            self._note[_RESIDUES] = has_sparse
+            self._note[_RESIDUES:] = has_sparse, has_failed
             self._all[0].ready(0)
         for buckets in self._all[len(self._produced) :]:  # those that a StallError has left
             self._produced.append(buckets.wait(stream=self._stream_of(buckets)))
@@ -179,11 +182,27 @@ class Rounds(Generic[A]):
         return Round(
             averaged,
             int(np.count_nonzero(self._note[:_RESIDUES])) == 1,
-            bool(self._note[_RESIDUES] != 0),
+            *(bool(flag) for flag in self._note[_RESIDUES:] != 0),
         )
 
     def _stream_of(self, buckets: ringdl.Buckets) -> int:
         return 0 if buckets.device is None else self._store.stream(buckets.device)
+
+
+def raise_failed(error: Exception | None, step: int, ranks: ringdl.Communicator, name: str) -> None:
+    """Raise on all ranks, saying whose error it was. Collective, after a round with a failed rank.
+
+    Args:
+        error: this rank's, if it has failed.
+        step: how many steps it has ended.
+        ranks: the communicator.
+        name: what the collective is matched by.
+    """
+    texts = ranks.allgather_object(str(error) if error else None, name=name)
+    if error is not None:
+        raise error
+    rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
+    raise ringdl.MismatchError(f"rank {rank} has no gradients for step {step + 1}: {text}")
 
 
 def raise_out_of_step(step: int, communicator: ringdl.Communicator, name: str) -> None:

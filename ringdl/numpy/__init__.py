@@ -14,51 +14,27 @@ from typing import Any
 
 import numpy as np
 
-import ringdl
+from ringdl._training.in_numpy import Array, ArrayReplica, spec_of
 from ringdl._training.plain import SGD, Adam, AdamW, PlainStore
 from ringdl._training.plain import DistributedOptimizer as _DistributedOptimizer
-from ringdl._training.replicas import Bytes, Replica
+from ringdl._training.replicas import Replica
 from ringdl._training.store import Spec
 
 __all__ = ["SGD", "Adam", "AdamW", "DistributedOptimizer"]
 
-_Array = np.ndarray[Any, Any]
 
+class _Store(PlainStore[Array]):
+    def spec(self, name: str, parameter: Array) -> Spec:
+        return spec_of(name, parameter)
 
-class _Replica:
-    def __init__(self, array: _Array) -> None:
-        self._array = array
-        self.nbytes = array.nbytes
-
-    def read(self) -> Bytes:
-        return np.ascontiguousarray(self._array).reshape(-1).view(np.uint8)
-
-    def write(self, elements: Bytes) -> None:
-        self._array[...] = elements.view(self._array.dtype).reshape(self._array.shape)
-
-
-class _Store(PlainStore[_Array]):
-    def spec(self, name: str, parameter: _Array) -> Spec:
-        if not isinstance(parameter, np.ndarray):
-            raise ringdl.UsageError(
-                f"{name!r} is a {type(parameter).__name__}; parameters are arrays of NumPy, which "
-                "the optimizer changes in place"
-            )
-        dtype = parameter.dtype.name
-        if dtype not in ("float64", "float32", "float16"):
-            raise ringdl.UsageError(
-                f"{name!r} has dtype {dtype}; gradients of NumPy are float64, float32 or float16"
-            )
-        return name, parameter.shape, dtype, ()
-
-    def view(self, index: int, memory: Any) -> _Array:
+    def view(self, index: int, memory: Any) -> Array:
         return np.from_dlpack(memory)
 
-    def replica(self, parameter: _Array) -> Replica:
-        return _Replica(parameter)
+    def replica(self, parameter: Array) -> Replica:
+        return ArrayReplica(parameter)
 
 
-class DistributedOptimizer(_DistributedOptimizer[_Array]):
+class DistributedOptimizer(_DistributedOptimizer[Array]):
     """The one of `ringdl`, for arrays of NumPy."""
 
     __doc__ = _DistributedOptimizer.__doc__
