@@ -75,7 +75,12 @@ def test_first(mpi_python: str, ranks: int) -> None:
     assert len({digest for _, _, digest in holders}) == 1
 
 
-NEEDS = {"numpy_digits": (), "jax_digits": ("optax",), "tinygrad_digits": ("tinygrad",)}
+NEEDS = {
+    "numpy_digits": (),
+    "jax_digits": ("optax",),
+    "keras_digits": ("keras",),
+    "tinygrad_digits": ("tinygrad",),
+}
 """Of an example: the packages beside scikit-learn's."""
 
 

@@ -1,0 +1,84 @@
+"""What averages the gradients of a Keras optimizer, one way for each backend."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+
+import ringdl
+from ringdl._training import replicas
+from ringdl._training.compression import AnyCompression
+from ringdl._training.process_sets import AnySet, communicator_of
+
+HOW_TO_WRAP = "optimizer = ringdl.keras.DistributedOptimizer(optimizer)"
+HOW_TO_MEND = (
+    "pass callbacks=[ringdl.keras.callbacks.BroadcastGlobalVariablesCallback(0)] to fit(), or call "
+    "ringdl.keras.broadcast_variables(model.weights) before training"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a wrapped optimizer was told. See `DistributedOptimizer`."""
+
+    op: ringdl.Reduction
+    compression: AnyCompression
+    predivisor: float
+    sparse_as_dense: bool
+    process_set: AnySet
+
+
+class Averaging(Protocol):
+    """The gradients of one optimizer's variables."""
+
+    def average(self, gradients: Sequence[Any]) -> list[Any]:
+        """Averages in place of gradients, in the order of the variables. Collective."""
+
+    def finish_step(self) -> None:
+        """The optimizer has applied them."""
+
+
+def make_averaging(
+    variables: Sequence[Any], gradients: Sequence[Any], options: Options
+) -> Averaging:
+    """The one for the backend that Keras uses. Collective.
+
+    Args:
+        variables: the trained ones, in the same order on all ranks.
+        gradients: the first ones, of which some may be None.
+        options: of the optimizer.
+
+    Raises:
+        UsageError: there is none for this backend.
+        MismatchError: on every rank, if variables differ in number, names, shapes or dtypes; on JAX
+            also if some ranks lack a gradient that others have.
+    """
+    backend = keras.backend.backend()
+    if backend not in ("torch", "jax", "tensorflow"):
+        raise ringdl.UsageError(
+            f"Keras uses {backend}, and ringdl.keras is for the backends torch, jax and "
+            "tensorflow; set KERAS_BACKEND to one of them"
+        )
+    module = importlib.import_module(f"ringdl.keras._on_{backend}")
+    named = [(_name(index, variable), variable) for index, variable in enumerate(variables)]
+    if backend != "torch":  # whose buckets are agreed upon
+        specs = [
+            (name, tuple(variable.shape), str(variable.dtype))
+            for (name, variable), gradient in zip(named, gradients, strict=True)
+            if gradient is not None or backend != "jax"
+        ]
+        ranks = communicator_of(options.process_set)
+        replicas.agree_with_root(specs, None, 0, ranks, "DistributedOptimizer")
+    averaging: Averaging = module.BackendAveraging(named, options)
+    return averaging
+
+
+def _name(index: int, variable: Any) -> str:
+    """The same on all ranks, also if some have built more layers, which Keras counts."""
+    path = re.sub(r"_\d+(?=/|$)", "", variable.path)
+    return f"variable {index} ({path})"

@@ -1,0 +1,222 @@
+"""DistributedOptimizer: a Keras optimizer that applies gradients averaged over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+import ringdl
+from ringdl._training import agreeing
+from ringdl._training.compression import AnyCompression, Compression
+from ringdl._training.process_sets import (
+    AnySet,
+    ProcessSet,
+    communicator_of,
+    global_process_set,
+)
+from ringdl.keras._averaging import Averaging, Options, make_averaging
+
+_BARE = ("apply", "stateless_apply")
+
+
+def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: AnyCompression = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ringdl.Reduction = ringdl.Average,
+    num_groups: int = 0,
+    groups: Any = None,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: AnySet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make a Keras optimizer average its gradients over all ranks, in ``fit`` and outside.
+
+    Returns the same object (under the policy mixed_float16 in a LossScaleOptimizer, as ``compile``
+    would make one: all ranks have to find alike whether gradients are finite). Its class and its
+    configuration stay, so models are saved as ever, and load without ringdl. The first gradients
+    make all ranks agree on names, shapes and dtypes, and are the time at which replicas that differ
+    are found. Gradients that are missing on some ranks count as zeros there.
+
+    Args:
+        optimizer: one of Keras 3, on any of its backends. One that was wrapped is wrapped anew.
+        name: accepted, but without effect, like `device_dense`, `device_sparse`, `num_groups` and
+            `groups`: the buckets decide which gradients travel together.
+        device_dense: see `name`.
+        device_sparse: see `name`.
+        compression: ``Compression.fp16`` or ``.bf16``: what float32 gradients travel as between
+            hosts; not on JAX.
+        sparse_as_dense: average sparse gradients (of embeddings) as dense ones.
+        gradient_predivide_factor: gradients are divided by it before they are summed, and the
+            averages multiplied by it. For Average.
+        op: Average or Sum.
+        num_groups: see `name`.
+        groups: see `name`.
+        backward_passes_per_step: apply the gradients of so many steps at once, as Keras' own
+            ``gradient_accumulation_steps`` does, which has to be unset.
+        average_aggregated_gradients: over these steps take the average, not the sum.
+        process_set: whose ranks average. On a rank that is not in it nothing is averaged.
+        scale_local_gradients: of variables that are kept local (`PartialDistributedOptimizer`):
+            divide their gradients by the number of ranks, as averages are.
+
+    Raises:
+        UsageError: no optimizer of Keras, or another argument is wrong; other ranks get a
+            MismatchError with the first gradients.
+    """
+    is_alone = isinstance(process_set, ProcessSet) and process_set.included() is False
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ringdl.UsageError(
+            f"ringdl.keras.DistributedOptimizer wraps an optimizer of Keras 3, not a "
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    if op not in (ringdl.Average, ringdl.Sum):
+        raise ringdl.UsageError(f"gradients of Keras are reduced with Average or Sum, not {op}")
+    if gradient_predivide_factor != 1.0 and (
+        op != ringdl.Average or not gradient_predivide_factor > 0
+    ):
+        raise ringdl.UsageError(
+            f"gradient_predivide_factor={gradient_predivide_factor} with {op}: it is a positive "
+            "number, and only averages are divided"
+        )
+    unwrap(optimizer)
+    scale = _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients)
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if not is_scaled and keras.config.dtype_policy().name == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    options = Options(op, compression, gradient_predivide_factor, sparse_as_dense, process_set)
+    optimizer._ringdl_wrapped = Wrapped(
+        optimizer, None if is_alone else options, scale, scale_local_gradients
+    )
+    return optimizer
+
+
+def PartialDistributedOptimizer(  # noqa: N802
+    optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
+) -> Any:
+    """The same, where the variables of some layers are kept local: each rank trains its own.
+
+    Args:
+        optimizer: see `DistributedOptimizer`, as for all others.
+        args: see `DistributedOptimizer`.
+        local_layers: a layer or several.
+        kwargs: see `DistributedOptimizer`.
+    """
+    wrapped = DistributedOptimizer(optimizer, *args, **kwargs)
+    layers = local_layers if isinstance(local_layers, Iterable) else [local_layers]
+    for layer in layers if local_layers is not None else ():
+        for variable in layer.trainable_weights:
+            wrapped.register_local_var(variable)
+    return wrapped
+
+
+class Wrapped:
+    """Averages gradients before an optimizer applies them.
+
+    Args:
+        optimizer: gets methods of its own, which call this before those of its class.
+        options: None on a rank that averages nothing.
+        scale: of averages, before they are applied.
+        scales_local: whether gradients of local variables are divided by the number of ranks.
+    """
+
+    def __init__(
+        self, optimizer: Any, options: Options | None, scale: float, scales_local: bool
+    ) -> None:
+        self._options = options
+        self._scale = scale
+        self._scales_local = scales_local
+        self._local: set[int] = set()
+        self._averaging: Averaging | None = None
+        self._indices: list[int] = []
+        bare = type(optimizer)
+
+        def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+            if len(grads) == 0 or (trainable_variables is None and not optimizer.built):
+                bare.apply(optimizer, grads, trainable_variables)
+                return
+            given = trainable_variables
+            known = optimizer._trainable_variables if given is None else [*given]
+            bare.apply(optimizer, self._averaged([*grads], known), None if given is None else known)
+            self._finish()
+
+        def stateless_apply(variables: Any, grads: Any, trainable_variables: Any) -> Any:
+            averages = self._averaged([*grads], optimizer._trainable_variables)
+            result = bare.stateless_apply(optimizer, variables, averages, trainable_variables)
+            self._finish()
+            return result
+
+        optimizer.apply = apply
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer.stateless_apply = stateless_apply  # others' calls apply
+        optimizer.register_local_var = self.register_local_var
+
+    def register_local_var(self, var: Any) -> None:
+        """Do not average the gradients of a variable: each rank trains its own."""
+        self._local.add(id(var))
+
+    def _averaged(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        if self._options is None:
+            return gradients
+        ranks = communicator_of(self._options.process_set)
+        if self._averaging is None:
+            with agreeing(ranks):
+                self._indices = [
+                    index for index, each in enumerate(variables) if id(each) not in self._local
+                ]
+                if len(gradients) != len(variables):
+                    raise ringdl.UsageError(
+                        f"there are {len(gradients)} gradients for {len(variables)} variables; "
+                        "pass one for each, None where there is none"
+                    )
+            self._averaging = make_averaging(
+                [variables[index] for index in self._indices],
+                [gradients[index] for index in self._indices],
+                self._options,
+            )
+        averages = self._averaging.average([gradients[index] for index in self._indices])
+        if self._scales_local and len(self._indices) < len(gradients):
+            gradients = [each if each is None else each / ranks.size for each in gradients]
+        for index, average in zip(self._indices, averages, strict=True):
+            gradients[index] = average
+        if self._scale != 1.0:
+            gradients = [each if each is None else each * self._scale for each in gradients]
+        return gradients
+
+    def _finish(self) -> None:
+        if self._averaging is not None:
+            self._averaging.finish_step()
+
+
+def is_wrapped(optimizer: Any) -> bool:
+    """Whether an optimizer averages."""
+    return isinstance(getattr(optimizer, "_ringdl_wrapped", None), Wrapped)
+
+
+def unwrap(optimizer: Any) -> None:
+    """Make an optimizer bare again, if it was wrapped."""
+    if is_wrapped(optimizer):
+        for name in ("_ringdl_wrapped", "register_local_var", *_BARE):
+            vars(optimizer).pop(name, None)
+
+
+def _accumulate(optimizer: Any, passes: int, is_average: bool) -> float:
+    """Let Keras accumulate gradients; returns what its averages are to be multiplied by."""
+    if passes < 1:
+        raise ringdl.UsageError(f"backward_passes_per_step is {passes}; it is at least 1")
+    if passes == 1:
+        return 1.0
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner.gradient_accumulation_steps or inner.built:
+        raise ringdl.UsageError(
+            f"backward_passes_per_step={passes} becomes gradient_accumulation_steps, but the "
+            "optimizer has been built or has some already; make a new one"
+        )
+    inner.gradient_accumulation_steps = passes
+    return 1.0 if is_average else float(passes)
