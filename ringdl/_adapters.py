@@ -58,6 +58,7 @@ _ADAPTERS: dict[str, Adapter | Wrap | str] = {
     "torch.optim": "ringdl.torch:DistributedOptimizer",
     "optax": "ringdl.jax._optimizer:DistributedOptimizer",
     "keras": "ringdl.keras:DistributedOptimizer",
+    "tf_keras": "ringdl.keras:DistributedOptimizer",
 }
 """By the beginning of a class's full name; a string says where to import it from at first use."""
 

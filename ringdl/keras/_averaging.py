@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import keras
-
 import ringdl
 from ringdl._training import replicas
 from ringdl._training.compression import AnyCompression
@@ -44,11 +42,12 @@ class Averaging(Protocol):
 
 
 def make_averaging(
-    variables: Sequence[Any], gradients: Sequence[Any], options: Options
+    backend: str, variables: Sequence[Any], gradients: Sequence[Any], options: Options
 ) -> Averaging:
-    """The one for the backend that Keras uses. Collective.
+    """The one for a backend of Keras. Collective.
 
     Args:
+        backend: its name.
         variables: the trained ones, in the same order on all ranks.
         gradients: the first ones, of which some may be None.
         options: of the optimizer.
@@ -58,7 +57,6 @@ def make_averaging(
         MismatchError: on every rank, if variables differ in number, names, shapes or dtypes; on JAX
             also if some ranks lack a gradient that others have.
     """
-    backend = keras.backend.backend()
     if backend not in ("torch", "jax", "tensorflow"):
         raise ringdl.UsageError(
             f"Keras uses {backend}, and ringdl.keras is for the backends torch, jax and "
@@ -68,7 +66,7 @@ def make_averaging(
     named = [(_name(index, variable), variable) for index, variable in enumerate(variables)]
     if backend != "torch":  # whose buckets are agreed upon
         specs = [
-            (name, tuple(variable.shape), str(variable.dtype))
+            (name, tuple(variable.shape), dtype_name(variable))
             for (name, variable), gradient in zip(named, gradients, strict=True)
             if gradient is not None or backend != "jax"
         ]
@@ -78,7 +76,12 @@ def make_averaging(
     return averaging
 
 
+def dtype_name(variable: Any) -> str:
+    """The name of a dtype: of Keras, or of TensorFlow."""
+    return str(getattr(variable.dtype, "name", variable.dtype))
+
+
 def _name(index: int, variable: Any) -> str:
     """The same on all ranks, also if some have built more layers, which Keras counts."""
-    path = re.sub(r"_\d+(?=/|$)", "", variable.path)
+    path = re.sub(r"_\d+(?=/|:|$)", "", getattr(variable, "path", variable.name))
     return f"variable {index} ({path})"

@@ -18,7 +18,8 @@ from ringdl._training.process_sets import (
 )
 from ringdl.keras._averaging import Averaging, Options, make_averaging
 
-_BARE = ("apply", "stateless_apply")
+_METHODS = ("apply", "apply_gradients", "stateless_apply", "register_local_var")
+"""Those that a wrapped optimizer has of its own."""
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
@@ -46,7 +47,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     are found. Gradients that are missing on some ranks count as zeros there.
 
     Args:
-        optimizer: one of Keras 3, on any of its backends. One that was wrapped is wrapped anew.
+        optimizer: one of Keras 3, on any of its backends, or of tf_keras (Keras 2). One that was
+            wrapped is wrapped anew.
         name: accepted, but without effect, like `device_dense`, `device_sparse`, `num_groups` and
             `groups`: the buckets decide which gradients travel together.
         device_dense: see `name`.
@@ -71,7 +73,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             MismatchError with the first gradients.
     """
     is_alone = isinstance(process_set, ProcessSet) and process_set.included() is False
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    is_legacy = _is_legacy(optimizer)
+    if not (is_legacy or isinstance(optimizer, keras.optimizers.Optimizer)):
         raise ringdl.UsageError(
             f"ringdl.keras.DistributedOptimizer wraps an optimizer of Keras 3, not a "
             f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
@@ -88,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     unwrap(optimizer)
     scale = _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients)
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if not is_scaled and keras.config.dtype_policy().name == "mixed_float16":
+    if not (is_scaled or is_legacy) and keras.config.dtype_policy().name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
     options = Options(op, compression, gradient_predivide_factor, sparse_as_dense, process_set)
     optimizer._ringdl_wrapped = Wrapped(
@@ -136,6 +139,13 @@ class Wrapped:
         self._averaging: Averaging | None = None
         self._indices: list[int] = []
         bare = type(optimizer)
+        self._backend = "tensorflow" if _is_legacy(optimizer) else keras.backend.backend()
+
+        def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            gradients, variables = zip(*grads_and_vars, strict=True)
+            averages = self._averaged([*gradients], [*variables])
+            pairs = zip(averages, variables, strict=True)
+            return bare.apply_gradients(optimizer, pairs, *args, **kwargs)
 
         def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
             if len(grads) == 0 or (trainable_variables is None and not optimizer.built):
@@ -152,7 +162,10 @@ class Wrapped:
             self._finish()
             return result
 
-        optimizer.apply = apply
+        if _is_legacy(optimizer):
+            optimizer.apply_gradients = apply_gradients
+        else:
+            optimizer.apply = apply
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             optimizer.stateless_apply = stateless_apply  # others' calls apply
         optimizer.register_local_var = self.register_local_var
@@ -176,6 +189,7 @@ class Wrapped:
                         "pass one for each, None where there is none"
                     )
             self._averaging = make_averaging(
+                self._backend,
                 [variables[index] for index in self._indices],
                 [gradients[index] for index in self._indices],
                 self._options,
@@ -202,7 +216,7 @@ def is_wrapped(optimizer: Any) -> bool:
 def unwrap(optimizer: Any) -> None:
     """Make an optimizer bare again, if it was wrapped."""
     if is_wrapped(optimizer):
-        for name in ("_ringdl_wrapped", "register_local_var", *_BARE):
+        for name in ("_ringdl_wrapped", *_METHODS):
             vars(optimizer).pop(name, None)
 
 
@@ -212,6 +226,10 @@ def _accumulate(optimizer: Any, passes: int, is_average: bool) -> float:
         raise ringdl.UsageError(f"backward_passes_per_step is {passes}; it is at least 1")
     if passes == 1:
         return 1.0
+    if _is_legacy(optimizer):
+        raise ringdl.UsageError(
+            f"backward_passes_per_step={passes} needs Keras 3; this optimizer is of tf_keras"
+        )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner.gradient_accumulation_steps or inner.built:
         raise ringdl.UsageError(
@@ -220,3 +238,8 @@ def _accumulate(optimizer: Any, passes: int, is_average: bool) -> float:
         )
     inner.gradient_accumulation_steps = passes
     return 1.0 if is_average else float(passes)
+
+
+def _is_legacy(optimizer: Any) -> bool:
+    """Whether an optimizer is one of Keras 2, which applies gradients by another method."""
+    return any(base.__module__.partition(".")[0] == "tf_keras" for base in type(optimizer).__mro__)

@@ -14,6 +14,7 @@ from ringdl._training import replicas
 from ringdl._training.process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl._training.replicas import Bytes
 from ringdl._work import one_of_several_steps
+from ringdl.keras._averaging import dtype_name
 
 
 class VariableReplica:
@@ -21,7 +22,7 @@ class VariableReplica:
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable
-        self._array = np.asarray(keras.ops.convert_to_numpy(variable.value), order="C")
+        self._array = np.asarray(keras.ops.convert_to_numpy(variable), order="C")
         self.nbytes = self._array.nbytes
 
     def read(self) -> Bytes:
@@ -52,13 +53,13 @@ def broadcast_variables(
     with communicator._telling(Kind.broadcast, None):
         root_rank = root_in(process_set, root_rank)
         listed = list(variables) if isinstance(variables, Iterable) else [variables]
-        if not all(isinstance(variable, keras.Variable) for variable in listed):
+        if not all(hasattr(each, "assign") and hasattr(each, "numpy") for each in listed):
             raise ringdl.UsageError(
                 "broadcast_variables takes variables of Keras: pass model.weights or "
                 "model.optimizer.variables"
             )
     specs = [
-        (f"variable {index}", tuple(variable.shape), str(variable.dtype))
+        (f"variable {index}", tuple(variable.shape), dtype_name(variable))
         for index, variable in enumerate(listed)
     ]
     replicas.agree_with_root(specs, None, root_rank, communicator, "broadcast_variables")

@@ -25,8 +25,23 @@ __all__ = [
 Logs = dict[str, Any] | None
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class _Callback(keras.callbacks.Callback):  # type: ignore[misc]
+    """One that models of Keras 2 take as well: they ask in which loops its batch hooks are for."""
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+class BroadcastGlobalVariablesCallback(_Callback):
     """All ranks begin with the weights, and the optimizer's state, of one of them.
+
+    A model of Keras 2 that is not built gets them after the first batch.
 
     Args:
         root_rank: whose.
@@ -37,6 +52,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         super().__init__()
         self.root_rank = root_rank
         self._local: set[int] = set()
+        self._is_done = False
 
     def register_local_var(self, var: Any) -> None:
         """Leave a variable as each rank has it."""
@@ -59,13 +75,25 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
                 RuntimeWarning,
                 stacklevel=2,
             )
-        variables = [*model.weights, *model.optimizer.variables]
+        self._is_done = False
+        if model.built:
+            self._broadcast(model)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Broadcast, if the model was not built before. Collective."""
+        if not self._is_done:
+            self._broadcast(self.model)
+
+    def _broadcast(self, model: Any) -> None:
+        self._is_done = True
+        its_state = model.optimizer.variables
+        variables = [*model.weights, *(its_state() if callable(its_state) else its_state)]
         broadcast_variables(
             [each for each in variables if id(each) not in self._local], self.root_rank
         )
 
 
-class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class MetricAverageCallback(_Callback):
     """At the end of each epoch, metrics become their averages over all ranks.
 
     List it before callbacks that read metrics (checkpoints, early stopping), so that all ranks
@@ -88,7 +116,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             logs.update(average_metrics(logs))
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateScheduleCallback(_Callback):
     """The learning rate is a multiple of an initial one, by epoch.
 
     Args:
