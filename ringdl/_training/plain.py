@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeAlias
 import ringdl
 from ringdl._reductions import CompressionName
 from ringdl._training.gradients import Gradients, agreeing
+from ringdl._training.options import check_passes
 from ringdl._training.replicas import Replica
 from ringdl._training.store import A, Spec, Store
 
@@ -200,10 +201,7 @@ class DistributedOptimizer(Generic[A]):
             raise ringdl.UsageError(
                 f"{optimizer!r} has no step(parameters, gradients); pass an optimizer"
             )
-        if backward_passes_per_step < 1:
-            raise ringdl.UsageError(
-                f"backward_passes_per_step is {backward_passes_per_step}; it is at least 1"
-            )
+        check_passes(backward_passes_per_step)
         self.optimizer = optimizer
         self._op, self._compression = op, compression
         self._passes = backward_passes_per_step

@@ -8,8 +8,10 @@ from typing import Any
 import keras
 
 import ringdl
+from ringdl._reductions import Op
 from ringdl._training import agreeing
 from ringdl._training.compression import AnyCompression, Compression
+from ringdl._training.options import check_passes, check_reduction
 from ringdl._training.process_sets import (
     AnySet,
     ProcessSet,
@@ -30,7 +32,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: ringdl.Reduction = ringdl.Average,
+    op: Op = ringdl.Average,
     num_groups: int = 0,
     groups: Any = None,
     backward_passes_per_step: int = 1,
@@ -79,21 +81,16 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             f"ringdl.keras.DistributedOptimizer wraps an optimizer of Keras 3, not a "
             f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         )
-    if op not in (ringdl.Average, ringdl.Sum):
-        raise ringdl.UsageError(f"gradients of Keras are reduced with Average or Sum, not {op}")
-    if gradient_predivide_factor != 1.0 and (
-        op != ringdl.Average or not gradient_predivide_factor > 0
-    ):
-        raise ringdl.UsageError(
-            f"gradient_predivide_factor={gradient_predivide_factor} with {op}: it is a positive "
-            "number, and only averages are divided"
-        )
+    reduction = check_reduction(op, gradient_predivide_factor)
+    check_passes(backward_passes_per_step)
     unwrap(optimizer)
     scale = _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients)
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not (is_scaled or is_legacy) and keras.config.dtype_policy().name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    options = Options(op, compression, gradient_predivide_factor, sparse_as_dense, process_set)
+    options = Options(
+        reduction, compression, gradient_predivide_factor, sparse_as_dense, process_set
+    )
     optimizer._ringdl_wrapped = Wrapped(
         optimizer, None if is_alone else options, scale, scale_local_gradients
     )
@@ -222,8 +219,6 @@ def unwrap(optimizer: Any) -> None:
 
 def _accumulate(optimizer: Any, passes: int, is_average: bool) -> float:
     """Let Keras accumulate gradients; returns what its averages are to be multiplied by."""
-    if passes < 1:
-        raise ringdl.UsageError(f"backward_passes_per_step is {passes}; it is at least 1")
     if passes == 1:
         return 1.0
     if _is_legacy(optimizer):

@@ -13,6 +13,7 @@ import torch
 import ringdl
 from ringdl._training import Gradients, agreeing
 from ringdl._training.compression import AnyCompression, wire_of
+from ringdl._training.options import check_passes, check_reduction
 from ringdl._training.process_sets import (
     AnySet,
     ProcessSet,
@@ -25,7 +26,7 @@ from ringdl.torch._compiled import leave_uncompiled, uncompiled
 from ringdl.torch._compression import Compression
 from ringdl.torch._gradients import Hooks, ParameterGradients, find_owner
 from ringdl.torch._state import HOW_TO_MEND, replicas_of
-from ringdl.torch._wrapped import Alone, Wrapped, refuse_passes, unwrap, wrap
+from ringdl.torch._wrapped import Alone, Wrapped, unwrap, wrap
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 NamedParameters = list[tuple[str, torch.Tensor]]
@@ -111,16 +112,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
                 "DistributedOptimizer wraps a torch.optim.Optimizer, not a "
                 f"{type(optimizer).__name__}"
             )
-        if op not in (ringdl.Average, ringdl.Sum, ringdl.Adasum):
-            raise ringdl.UsageError(f"gradients are reduced with Average, Sum or Adasum, not {op}")
-        refuse_passes(backward_passes_per_step)
-        if gradient_predivide_factor != 1.0 and (
-            op != ringdl.Average or not gradient_predivide_factor > 0
-        ):
-            raise ringdl.UsageError(
-                f"gradient_predivide_factor={gradient_predivide_factor} with {op}: it is a "
-                "positive number, and only averages are divided"
-            )
+        check_reduction(op, gradient_predivide_factor, ringdl.Adasum)
+        check_passes(backward_passes_per_step)
         _refuse_groups(num_groups, groups)
         named = _name_parameters(optimizer, named_parameters)
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
@@ -198,7 +191,7 @@ class Distributed(Wrapped):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Average only once in this many backward passes from now on; the same on all ranks."""
-        refuse_passes(passes)
+        check_passes(passes)
         self._ringdl_gradients.set_passes_per_round(passes)
 
     @contextmanager

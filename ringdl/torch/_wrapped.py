@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import ringdl
+from ringdl._training.options import check_passes
 
 
 class Wrapped(torch.optim.Optimizer):
@@ -59,7 +60,7 @@ class Unaveraged(Wrapped):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Nothing: gradients are used when ``step()`` is called."""
-        refuse_passes(passes)
+        check_passes(passes)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -74,16 +75,6 @@ class Unaveraged(Wrapped):
 
 class Alone(Unaveraged):
     """For a rank that is not in the process set: it steps on its own gradients."""
-
-
-def refuse_passes(passes: int) -> None:
-    """Check ``backward_passes_per_step``.
-
-    Raises:
-        UsageError: it is not positive.
-    """
-    if passes < 1:
-        raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes}")
 
 
 def wrap(

@@ -325,7 +325,7 @@ def check_wrong_use(comm: Communicator) -> None:
         hvd.DistributedOptimizer(
             keras.optimizers.SGD(), gradient_predivide_factor=2.0, op=ringdl.Sum
         )
-    with expect(ringdl.UsageError, "backward_passes_per_step is 0"):
+    with expect(ringdl.UsageError, "backward_passes_per_step must be at least 1, not 0"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0)
     with expect(ringdl.UsageError, "has some already"):
         hvd.DistributedOptimizer(

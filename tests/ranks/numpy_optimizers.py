@@ -113,7 +113,7 @@ def check_joining(comm: Communicator) -> None:
 def check_wrong_use(comm: Communicator) -> None:
     with expect(ringdl.UsageError, "has no step(parameters, gradients)"):
         rn.DistributedOptimizer(np.ones(3))  # type: ignore[arg-type]
-    with expect(ringdl.UsageError, "backward_passes_per_step is 0"):
+    with expect(ringdl.UsageError, "backward_passes_per_step must be at least 1, not 0"):
         rn.DistributedOptimizer(rn.SGD(0.1), backward_passes_per_step=0)
     for wrong, text in (
         ([1.0], "parameters are arrays of NumPy"),
