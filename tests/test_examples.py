@@ -79,6 +79,7 @@ NEEDS = {
     "numpy_digits": (),
     "jax_digits": ("optax",),
     "keras_digits": ("keras",),
+    "sklearn_digits": (),
     "tinygrad_digits": ("tinygrad",),
 }
 """Of an example: the packages beside scikit-learn's."""
