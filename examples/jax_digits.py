@@ -68,7 +68,7 @@ def main() -> int:
     @jax.jit
     def step(parameters, state, images, labels):
         its_loss, gradients = jax.value_and_grad(loss)(parameters, images, labels)
-        updates, state = optimizer.update(gradients, state)
+        updates, state = optimizer.update(gradients, state, parameters)
         return optax.apply_updates(parameters, updates), state, ringdl.jax.allreduce(its_loss)
 
     random = np.random.default_rng(arguments.seed)  # one stream on all ranks: the same batches

@@ -56,7 +56,7 @@ Wrap: TypeAlias = Callable[..., Any]
 
 _ADAPTERS: dict[str, Adapter | Wrap | str] = {
     "torch.optim": "ringdl.torch:DistributedOptimizer",
-    "optax": "ringdl.jax._optimizer:DistributedOptimizer",
+    "optax": "ringdl.jax:DistributedOptimizer",
     "keras": "ringdl.keras:DistributedOptimizer",
     "tf_keras": "ringdl.keras:DistributedOptimizer",
 }

@@ -113,6 +113,10 @@ def xla_use(
     number: int, communicator: Communicator, group: Group | None, timeout: float
 ) -> None: ...
 def xla_forget(number: int) -> None: ...
+def xla_ask(
+    explain: Callable[[int, int, int], str],
+    compare: Callable[[int, int, int, list[Any]], str],
+) -> None: ...
 
 class Work:
     @property

@@ -125,12 +125,6 @@ def test_jax() -> None:
     run_job(any_python(), 2, "_jax", XLA_FLAGS=devices)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_jax_compiled(mpi_python: str, ranks: int) -> None:
-    pytest.importorskip("jax")
-    run_job(mpi_python, ranks, "_jax_compiled")
-
-
 def test_doctor_names_devices() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "ringdl", "doctor", "--quick"],

@@ -34,8 +34,13 @@ class Options:
 class Averaging(Protocol):
     """The gradients of one optimizer's variables."""
 
-    def average(self, gradients: Sequence[Any]) -> list[Any]:
-        """Averages in place of gradients, in the order of the variables. Collective."""
+    def average(self, gradients: Sequence[Any], values: Sequence[Any] | None) -> list[Any]:
+        """Averages in place of gradients, in the order of the variables. Collective.
+
+        Args:
+            gradients: of this rank; None where there is none.
+            values: of the variables, where they do not hold them: on JAX, in a compiled step.
+        """
 
     def finish_step(self) -> None:
         """The optimizer has applied them."""

@@ -8,8 +8,9 @@ from typing import Any
 import ringdl
 from ringdl._training.compression import wire_of
 from ringdl._training.process_sets import communicator_of
-from ringdl.jax import average_gradients
-from ringdl.keras._averaging import Options
+from ringdl.jax._gradients import reduce_tree, users
+from ringdl.jax._ranks import ranks_of
+from ringdl.keras._averaging import HOW_TO_MEND, Options
 
 
 class BackendAveraging:
@@ -21,12 +22,11 @@ class BackendAveraging:
                 "inside of jax.jit gradients travel as they are; leave compression out"
             )
         self._named = named
-        self._predivisor = options.predivisor
-        self._transformation = average_gradients(
-            options.op, communicator=communicator_of(options.process_set)
-        )
+        self._predivisor, self._op = options.predivisor, options.op
+        self._communicator = communicator_of(options.process_set)
+        self._user = next(users)
 
-    def average(self, gradients: Sequence[Any]) -> list[Any]:
+    def average(self, gradients: Sequence[Any], values: Sequence[Any] | None) -> list[Any]:
         """See `Averaging`."""
         names = [name for name, _ in self._named]
         given = {
@@ -34,7 +34,12 @@ class BackendAveraging:
             for name, gradient in zip(names, gradients, strict=True)
             if gradient is not None
         }
-        averages, _ = self._transformation.update(given, self._transformation.init(given))
+        its_values = [variable.value for _, variable in self._named] if values is None else values
+        known = zip(names, its_values, strict=True)
+        parameters = {name: value for name, value in known if name in given}
+        ranks = ranks_of(self._communicator)
+        how: Any = {"how_to_mend": HOW_TO_MEND, "user": self._user}
+        averages = reduce_tree(given, parameters, ranks, self._op, **how)
         if self._predivisor != 1.0:
             averages = {name: average * self._predivisor for name, average in averages.items()}
         return [averages.get(name) for name in names]

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ringdl.keras._averaging import Options
+import tensorflow as tf
+
+from ringdl._training import replicas
+from ringdl._training.process_sets import communicator_of
+from ringdl.keras._averaging import HOW_TO_MEND, Options
+from ringdl.keras._state import VariableReplica
 from ringdl.tensorflow import _gradients
 
 
 class BackendAveraging:
-    """See `Averaging`."""
+    """See `Averaging`. Replicas are compared when the first step is made, or its graph."""
 
     def __init__(self, named: Sequence[tuple[str, Any]], options: Options) -> None:
+        if all(hasattr(variable, "path") for _, variable in named):  # Keras 2 has equal ones later
+            with tf.init_scope():
+                known = [(name, VariableReplica(variable)) for name, variable in named]
+                ranks = communicator_of(options.process_set)
+                replicas.check(known, ranks, "DistributedOptimizer.replicas", HOW_TO_MEND)
         self._variables = [variable for _, variable in named]
         self._options = _gradients.Options(
             options.op,
@@ -23,8 +33,9 @@ class BackendAveraging:
             scale_local=False,
         )
 
-    def average(self, gradients: Sequence[Any]) -> list[Any]:
+    def average(self, gradients: Sequence[Any], values: Sequence[Any] | None) -> list[Any]:
         """See `Averaging`."""
+        del values
         return _gradients.average(self._variables, [*gradients], self._options)
 
     def finish_step(self) -> None:

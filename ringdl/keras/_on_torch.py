@@ -33,8 +33,9 @@ class BackendAveraging:
         self._gradients = Gradients(store, options.op, wire, 1, communicator, options.predivisor)
         self._hooks = Hooks(self._gradients, store)
 
-    def average(self, gradients: Sequence[Any]) -> list[Any]:
+    def average(self, gradients: Sequence[Any], values: Sequence[Any] | None) -> list[Any]:
         """See `Averaging`."""
+        del values
         for (_, parameter), gradient in zip(self._named, gradients, strict=True):
             if gradient is not parameter.grad:
                 parameter.grad = gradient

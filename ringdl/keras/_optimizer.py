@@ -154,7 +154,8 @@ class Wrapped:
             self._finish()
 
         def stateless_apply(variables: Any, grads: Any, trainable_variables: Any) -> Any:
-            averages = self._averaged([*grads], optimizer._trainable_variables)
+            known = optimizer._trainable_variables
+            averages = self._averaged([*grads], known, trainable_variables)
             result = bare.stateless_apply(optimizer, variables, averages, trainable_variables)
             self._finish()
             return result
@@ -171,7 +172,9 @@ class Wrapped:
         """Do not average the gradients of a variable: each rank trains its own."""
         self._local.add(id(var))
 
-    def _averaged(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def _averaged(
+        self, gradients: list[Any], variables: list[Any], values: Sequence[Any] | None = None
+    ) -> list[Any]:
         if self._options is None:
             return gradients
         ranks = communicator_of(self._options.process_set)
@@ -191,7 +194,10 @@ class Wrapped:
                 [gradients[index] for index in self._indices],
                 self._options,
             )
-        averages = self._averaging.average([gradients[index] for index in self._indices])
+        averages = self._averaging.average(
+            [gradients[index] for index in self._indices],
+            None if values is None else [values[index] for index in self._indices],
+        )
         if self._scales_local and len(self._indices) < len(gradients):
             gradients = [each if each is None else each / ranks.size for each in gradients]
         for index, average in zip(self._indices, averages, strict=True):

@@ -100,7 +100,7 @@ def check_gradients(comm: Communicator) -> None:
 
 
 def check_loops(comm: Communicator) -> None:
-    """Collectives in scan, while_loop and outside of them, in two functions that take turns."""
+    """In scan, while_loop, cond and outside of them, in two functions that take turns."""
     mean = (comm.size + 1) / 2
 
     @jax.jit
@@ -112,11 +112,14 @@ def check_loops(comm: Communicator) -> None:
         x, rows = jax.lax.scan(body, rj.allreduce(x), jnp.ones((3, 5)))
         return rj.allreduce(x, ringdl.Max), rows
 
+    def last(x: Any) -> Any:
+        return rj.broadcast(x, comm.size - 1)
+
     @jax.jit
     def second(x: Any) -> Any:
         return jax.lax.while_loop(
             lambda its: its[0] < 4,
-            lambda its: (its[0] + 1, rj.broadcast(its[1], comm.size - 1) + 1),
+            lambda its: (its[0] + 1, jax.lax.cond(its[0] < 4, last, lambda y: y, its[1]) + 1),
             (0, x),
         )[1]
 
@@ -245,7 +248,7 @@ def check_gradients_are_not_written_to(comm: Communicator) -> None:
 @needs(ranks=2)
 def check_a_late_rank(comm: Communicator) -> None:
     """Who waits for too long gives up, as XLA takes its memory back; the late rank is told."""
-    ranks = rj._primitive.ranks_of(comm)  # type: ignore[attr-defined]
+    ranks = rj._ranks.ranks_of(comm)  # type: ignore[attr-defined]
     function = jax.jit(lambda x: rj.allreduce(x, ringdl.Sum))
     assert (whole(function(jnp.ones(100_000))) == comm.size).all()
     if comm.rank == 0:
@@ -286,19 +289,44 @@ def check_checkpoint(comm: Communicator) -> None:
 
 
 def check_broadcast_variables(comm: Communicator) -> None:
-    """Of every kind of leaf."""
+    """Of every kind of leaf; small ones travel together, large ones alone."""
     root = comm.size - 1
 
     def tree(rank: int) -> dict[str, Any]:
         arrays = {"jax": jnp.full(3, rank), "numpy": np.full((2, 2), rank, np.uint32)}
+        arrays |= {"large": jnp.full(600_000, 0.5 + rank), "weak": jnp.asarray(0.5 + rank)}
+        arrays |= {"narrow": jnp.full(5, rank, jnp.bfloat16), "none of them": np.zeros((0, 2))}
         return arrays | {"key": jax.random.key(rank), "none": None, "other": "text"}
 
-    found, wanted = rj.broadcast_variables(tree(comm.rank), root), tree(root)
-    assert (whole(found["jax"]) == whole(wanted["jax"])).all()
+    given = tree(comm.rank)
+    found, wanted = rj.broadcast_variables(given, root), tree(root)
+    assert (whole(given["jax"]) == comm.rank).all(), "the argument was changed"
+    for name in ("jax", "numpy", "large", "weak", "narrow", "none of them"):
+        assert found[name].dtype == wanted[name].dtype
+        assert (whole(found[name]) == whole(wanted[name])).all(), name
+    assert found["weak"].weak_type
     assert isinstance(found["numpy"], np.ndarray)
-    assert (found["numpy"] == wanted["numpy"]).all()
     assert found["key"] == wanted["key"]
     assert (found["none"], found["other"]) == (None, "text")
+
+
+@needs(ranks=2)
+def check_trees_that_cannot_be_broadcast(comm: Communicator) -> None:
+    """An error on every rank, also if it is one rank's alone."""
+    gone = jnp.ones(3)
+    if comm.rank == 1:
+        gone.delete()
+    with expect(ringdl.MismatchError, "['a'] was deleted or donated on rank 1"):
+        rj.broadcast_variables({"a": gone, "b": jnp.ones(2)})
+    objects = np.array([{}, {}]) if comm.rank == 1 else np.ones(2)
+    with expect(ringdl.MismatchError, "['a'] holds objects on rank 1"):
+        rj.broadcast_variables({"a": objects})
+    for root in (comm.size, -1):
+        with expect(ringdl.UsageError, "is not a rank"):
+            rj.broadcast_variables({"a": jnp.ones(3)}, root)
+    with expect(ringdl.UsageError, "is for outside of compiled functions"):
+        jax.jit(rj.broadcast_variables)({"a": jnp.ones(3)})
+    assert rj.broadcast_variables({"a": jnp.full(3, comm.rank)})["a"].tolist() == [0] * 3
 
 
 def check_shutdown_waits_for_what_was_dispatched(comm: Communicator) -> None:
@@ -361,7 +389,7 @@ def check_wrong_use(comm: Communicator) -> None:
     with expect(ringdl.UsageError, "communicator is 'all'"):
         rj.allreduce(jnp.zeros(3), communicator="all")  # type: ignore[arg-type]
     assert isinstance(rj.allreduce(2.0), jax.Array)
-    with expect(ringdl.UsageError, "gradients are reduced by Average or Sum"):
+    with expect(ringdl.UsageError, "gradients are reduced with Average or Sum"):
         rj.average_gradients(ringdl.Max)
     with expect(ringdl.UsageError, "the gradient ['a'] has dtype int32"):
         rj.average_gradients().update({"a": jnp.zeros(3, jnp.int32)}, optax.EmptyState())

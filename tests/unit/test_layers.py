@@ -87,7 +87,7 @@ PYTHON = {
     "jax": {"core", "_training"},
     "keras": {"core", "_training", "torch", "jax", "tensorflow"},  # its backends
     "sklearn": {"core", "_training"},
-    "tensorflow": {"core", "_training", "keras"},  # ringdl.tensorflow.keras is another name of it
+    "tensorflow": {"core", "_frameworks", "_training", "keras"},
     "numpy": {"core", "_training"},
     "bench": {"core", "torch"},  # for what is compared
     "cli": {"core", "bench"},
@@ -98,7 +98,8 @@ OWN_FRAMEWORK = {"torch": {"torch"}, "_frameworks.torch": {"torch"}, "bench": {"
 OWN_FRAMEWORK |= {"cupy": {"cupy"}, "_frameworks.cupy": {"cupy"}}
 OWN_FRAMEWORK |= {"jax": {"jax"}, "_frameworks.jax": {"jax"}}
 OWN_FRAMEWORK |= {"tensorflow": {"tensorflow"}, "_frameworks.tensorflow": {"tensorflow"}}
-OWN_FRAMEWORK |= {"keras": {"keras"}, "keras._on_torch": {"torch"}, "sklearn": {"sklearn"}}
+OWN_FRAMEWORK |= {"keras": {"keras"}, "sklearn": {"sklearn"}}
+OWN_FRAMEWORK |= {f"keras._on_{name}": {name} for name in ("torch", "tensorflow")}
 OWN_FRAMEWORK["_rendezvous"] = {"torch"}  # for torchrun's ranks alone
 
 

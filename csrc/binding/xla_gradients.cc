@@ -1,0 +1,113 @@
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "binding/xla_call.h"
+
+namespace ringdl::binding {
+namespace {
+
+// Larger arrays are reduced where they are, smaller ones as one.
+constexpr size_t kAloneBytes = 256 << 10;
+
+// Never destroyed: threads of XLA's may outlive the interpreter.
+struct Python {
+  nb::object explain, compare;
+};
+Python& python() {
+  static auto* const its = new Python();
+  return *its;
+}
+
+std::string how_gradients_differ(const XlaCall& frame, int64_t number, int64_t plan) {
+  const nb::gil_scoped_acquire acquire;
+  return nb::cast<std::string>(python().explain(number, plan, frame.device()));
+}
+
+std::string how_parameters_differ(const XlaCall& frame, int64_t first, int64_t number,
+                                  int64_t plan) {
+  const nb::gil_scoped_acquire acquire;
+  nb::list parameters;
+  for (int64_t i = first; i < frame.argument_count(); ++i) {
+    const xla::Buffer& its = frame.argument(i);
+    const nb::ndarray<nb::numpy, const uint8_t> bytes(its.data, {bytes_of(its)}, nb::handle());
+    parameters.append(nb::cast(bytes, nb::rv_policy::reference));
+  }
+  return nb::cast<std::string>(python().compare(number, plan, frame.device(), parameters));
+}
+
+// Whether all ranks have made the call, and so all get here: see Inbox::compare(). Else one has
+// refused it, left, or given up.
+bool is_disagreement(const MismatchError& error) {
+  return std::string_view(error.what()).starts_with("ranks disagree on ");
+}
+
+struct Part {
+  std::byte* array;
+  size_t begin, bytes;
+};
+
+}  // namespace
+
+void ask_python(nb::object explain, nb::object compare) {
+  python() = {std::move(explain), std::move(compare)};
+}
+
+// A digest of what the gradients are travels as the root, which an allreduce has no other use for.
+void reduce_gradients(const XlaCall& frame, Call call, const XlaRanks& ranks) {
+  const int64_t plan = frame.attribute("plan");
+  const int64_t count = frame.attribute("count");
+  const std::string name = frame.name("gradients");
+  Buffer together;
+  std::vector<Part> small;
+  XlaWorks works(ranks);
+  const auto submit = [&](std::byte* data, size_t bytes) {
+    call.shape = {static_cast<int64_t>(bytes / item_bytes(call.dtype))};
+    call.name = name + " (" + std::to_string(works.size()) + ")";
+    works.submit(call, data);
+  };
+  size_t total = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const xla::Buffer& in = frame.argument(i);
+    std::byte* const array = copied(in, frame.result(i));
+    const size_t bytes = bytes_of(in);
+    if (bytes >= kAloneBytes) {
+      submit(array, bytes);
+    } else {
+      small.push_back({array, total, bytes});
+      total += bytes;
+    }
+  }
+  if (total > 0 || works.size() == 0) {
+    together = Buffer(total);
+    for (const Part& part : small) {
+      std::memcpy(together.data() + part.begin, part.array, part.bytes);
+    }
+    submit(together.data(), total);
+  }
+  try {
+    for (size_t i = 0; i < works.size(); ++i) works.wait(i);
+  } catch (const MismatchError& error) {
+    if (!is_disagreement(error)) throw;
+    const std::string why = how_gradients_differ(frame, ranks.number, plan);
+    if (why.empty()) throw;
+    throw XlaError(why);
+  }
+  for (const Part& part : small) {
+    std::memcpy(part.array, together.data() + part.begin, part.bytes);
+  }
+  if (count == frame.argument_count()) return;  // without parameters
+  if (are_compared(ranks.number, plan, frame.device())) return;
+  const std::string why = how_parameters_differ(frame, count, ranks.number, plan);
+  if (!why.empty()) throw XlaError(why);
+  set_compared(ranks.number, plan, frame.device());
+}
+
+}  // namespace ringdl::binding

@@ -1,0 +1,89 @@
+"""The adapters of frameworks: their checks on ranks, where the framework is installed.
+
+`make test` has JAX, Keras and scikit-learn, `make test-all` has all of them, on 1 to 3 ranks under
+every MPI.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.environments import started
+from tests.test_run import IS_ALL, any_python, run_job
+
+DOCS = Path(__file__).parents[1] / "docs"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+
+CHECKS = {
+    "jax": ("jax", "_jax_compiled", {}),
+    "jax-devices": ("jax", "_jax_devices", {}),
+    "jax-models": ("flax", "_jax_models", {}),
+    "sklearn": ("sklearn", "_sklearn", {}),
+    "tensorflow": ("tensorflow", "_tensorflow", {}),
+    "keras-torch": ("keras", "_keras", {"KERAS_BACKEND": "torch"}),
+    "keras-jax": ("keras", "_keras", {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}),
+    "keras-2": ("tf_keras", "_keras_2", {"TF_USE_LEGACY_KERAS": "1"}),
+    "keras-tensorflow": ("tensorflow", "_keras", {"KERAS_BACKEND": "tensorflow"}),
+}
+"""What has to be installed, the module in tests/ranks, and its environment."""
+
+
+def need(package: str) -> None:
+    """Skip the test where a package is not installed, but where all of them have to be."""
+    if not IS_ALL and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed (make test-all does)")
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 3) if IS_ALL else (2,))
+@pytest.mark.parametrize("adapter", CHECKS)
+def test_adapter(mpi_python: str, adapter: str, ranks: int) -> None:
+    package, module, settings = CHECKS[adapter]
+    need(package)
+    run_job(mpi_python, ranks, module, **QUIET, **settings)
+
+
+@pytest.mark.parametrize("adapter", CHECKS)
+def test_adapter_on_three_ranks(adapter: str) -> None:
+    package, module, settings = CHECKS[adapter]
+    need(package)
+    run_job(any_python(), 3, module, **QUIET, **settings)
+
+
+def scripts() -> list[tuple[str, str, str]]:
+    """Of the pages: the complete scripts, each with its name."""
+    found = []
+    for page in sorted(DOCS.glob("*.md")):
+        if page.stem == "trainers":
+            continue  # tests/test_trainers.py
+        for name, text in re.findall(
+            r"```python\n(?=# (train_\w+)\.py\n)(.*?)```", page.read_text(), re.DOTALL
+        ):
+            found.append((page.stem, name, text))
+    return found
+
+
+@pytest.mark.parametrize(("page", "name", "text"), scripts(), ids=lambda value: value[:40])
+def test_script_of_a_page(page: str, name: str, text: str, tmp_path: Path) -> None:
+    for package in re.findall(r"^(?:import|from) (keras|tensorflow|jax|sklearn)\b", text, re.M):
+        need(package)
+    script = tmp_path / f"{name}.py"
+    script.write_text(text)
+    ended = started(
+        lambda: subprocess.run(
+            [any_python(), "-m", "ringdl", "run", "-n", "2", str(script)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ | QUIET | {"OMP_NUM_THREADS": "1"},
+            cwd=tmp_path,
+            check=False,
+        ),
+        lambda job: job.stderr,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
