@@ -95,6 +95,7 @@ _FRAMEWORKS = {
     ("cupy", "ndarray"): "cupy",
     ("jaxlib", "ArrayImpl"): "jax",
     ("jax", "Tracer"): "jax",
+    ("tensorflow", "Tensor"): "tensorflow",
 }
 """The module in _frameworks, by package and class: all its arrays are instances of that.
 
@@ -213,7 +214,9 @@ def empty_like(like: Any, rows: int) -> Any:
 
 def row_bytes(x: Any) -> int:
     """Bytes of one row, or of the whole array if it has no axes."""
-    return int(math.prod(x.shape[1:])) * int(x.dtype.itemsize)
+    dtype = x.dtype
+    item_bytes = dtype.itemsize if hasattr(dtype, "itemsize") else dtype.size
+    return int(math.prod(x.shape[1:])) * int(item_bytes)
 
 
 def dtype_of(operand: Operand) -> DType:

@@ -80,6 +80,7 @@ NEEDS = {
     "jax_digits": ("optax",),
     "keras_digits": ("keras",),
     "sklearn_digits": (),
+    "tensorflow_digits": ("tensorflow",),
     "tinygrad_digits": ("tinygrad",),
 }
 """Of an example: the packages beside scikit-learn's."""

@@ -1,0 +1,218 @@
+"""Gradients that are averaged together: agreed upon first, and whole where some are missing."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import ringdl
+from ringdl._engine import Kind
+from ringdl._reductions import Op
+from ringdl._training.compression import AnyCompression
+from ringdl._training.process_sets import AnySet, communicator_of
+from ringdl._work import one_of_several_steps
+from ringdl.tensorflow._graph import Array, call, dense
+from ringdl.tensorflow._reducing import reduce
+from ringdl.tensorflow._reductions import reduce_all
+
+_NAME = "gradients of DistributedGradientTape(tape)"
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a tape was told. See `DistributedGradientTape`."""
+
+    op: Op
+    compression: AnyCompression
+    sparse_as_dense: bool
+    predivisor: float
+    process_set: AnySet
+    scale_local: bool
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """Of a gradient, what ranks have to agree on, and its name."""
+
+    shape: tuple[int | None, ...] | None
+    dtype: str
+    is_sparse: bool
+    name: str
+
+    def terms(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype, self.is_sparse
+
+    def zeros(self) -> Array:
+        return np.zeros(self.shape or (), tf.as_dtype(self.dtype).as_numpy_dtype)
+
+    def __str__(self) -> str:
+        shape = "" if self.shape is None else list(self.shape)
+        return f"{'tf.IndexedSlices ' if self.is_sparse else ''}{self.dtype}{shape}"
+
+
+def average(sources: list[Any], gradients: list[Any], options: Options) -> list[Any]:
+    """Averages in place of gradients, of which some may be None. Collective.
+
+    Raises:
+        UsageError: see `DistributedGradientTape`, as for the other errors.
+        MismatchError: likewise.
+    """
+    if options.sparse_as_dense:
+        gradients = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+    specs = [_spec(index, *pair) for index, pair in enumerate(zip(sources, gradients, strict=True))]
+    results = [*gradients]
+    whole = [i for i, each in enumerate(gradients) if each is not None and not specs[i].is_sparse]
+    sparse = [index for index, spec in enumerate(specs) if spec.is_sparse]
+    missing = [index for index, each in enumerate(gradients) if each is None]
+    is_eager = tf.executing_eagerly()
+    if len(missing) == len(gradients) and not is_eager:
+        return results
+    rows = [part for i in sparse for part in (gradients[i].values, gradients[i].indices)]
+
+    def function(key: str | None, *arrays: Array) -> list[Array | None]:
+        its_rows = arrays[len(whole) :]
+        its_whole = dict(zip(whole, arrays, strict=False))
+        averages, gathered = _averaged(specs, its_whole, its_rows, options, key, fills=is_eager)
+        filled = missing if is_eager else []
+        return [*map(averages.get, whole), *gathered, *map(averages.get, filled)]
+
+    def exchanged(tensors: Sequence[Any]) -> list[Any]:
+        inputs = [*tensors, *rows]
+        found = call("gradients", function, inputs, [each.dtype for each in inputs], None)
+        for result, tensor in zip(found, tensors, strict=False):
+            result.set_shape(tensor.shape)
+        of_rows = found[len(tensors) : len(inputs)]
+        for index, values, indices in zip(sparse, of_rows[::2], of_rows[1::2], strict=True):
+            values.set_shape([None, *gradients[index].values.shape[1:]])
+            indices.set_shape([None])
+            results[index] = tf.IndexedSlices(values, indices, gradients[index].dense_shape)
+        for index, result in zip(missing, found[len(inputs) :], strict=False):
+            results[index] = result
+        return found[: len(tensors)]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def averaged(*tensors: Any) -> Any:
+        def gradient(*upstream: Any) -> list[Any]:
+            its = dense(upstream, [tensor.dtype for tensor in tensors])
+            return reduce_all(its, options.op, process_set=options.process_set)
+
+        return exchanged(tensors), gradient
+
+    tensors = [gradients[index] for index in whole]
+    for index, result in zip(whole, averaged(*tensors) if tensors else exchanged([]), strict=True):
+        results[index] = result
+    return results
+
+
+def _spec(index: int, source: Any, gradient: Any) -> _Spec:
+    shape = tf.TensorShape(source.shape)
+    dtype = tf.as_dtype(source.dtype if gradient is None else gradient.dtype)
+    name = getattr(source, "path", None) or getattr(source, "name", "a tensor")
+    return _Spec(
+        tuple(shape) if shape.rank is not None else None,
+        dtype.name,
+        isinstance(gradient, tf.IndexedSlices),
+        f"gradient {index} ({name})",
+    )
+
+
+def _averaged(
+    specs: Sequence[_Spec],
+    whole: Mapping[int, Array],
+    rows: Sequence[Array],
+    options: Options,
+    key: str | None,
+    *,
+    fills: bool,
+) -> tuple[dict[int, Array], list[Array]]:
+    """The averages that some rank has given, by index, and the sparse ones' values and indices.
+
+    A first small allreduce finds whether all ranks mean the same, and whether any lacks a gradient:
+    the numbers of a set of ranks are equal if the square of their sum is that often the sum of
+    their squares.
+
+    Args:
+        specs: of all gradients.
+        whole: those that are dense, by index.
+        rows: values and indices of the others in turns.
+        options: of the tape.
+        key: what the collectives are matched by; by default the tape's name.
+        fills: whether gradients that only others have are zeros here; else they are an error.
+    """
+    communicator, key = communicator_of(options.process_set), key or _NAME
+    with communicator._telling(Kind.allreduce, key):
+        for spec in specs:
+            if spec.dtype not in _FLOATS:
+                raise ringdl.UsageError(
+                    f"the {spec.name} has dtype {spec.dtype}; gradients are float64, float32, "
+                    "float16 or bfloat16 (leave other sources out)"
+                )
+    number = zlib.crc32(repr([spec.terms() for spec in specs]).encode()) >> 9
+    lacking = sum(not spec.is_sparse for spec in specs) - len(whole)
+    note = np.array([1, number, number**2, lacking], np.int64)
+    with one_of_several_steps():
+        communicator.allreduce_(note, ringdl.Sum, key)
+        count, total, squares, lacking = note.tolist()
+        if count * squares != total**2:
+            _raise_unlike(specs, communicator, key)
+        if lacking:
+            whole = _completed(specs, whole, count, communicator, key, fills=fills)
+        gathered = [communicator.allgather_async(each, f"{key} (rows)") for each in rows]
+        scales = (1 / options.predivisor, options.predivisor)
+        averages = reduce(
+            [*whole.values()], options.op, communicator, key, options.compression, scales
+        )
+        parts = [work.wait() for work in gathered]
+    for values in parts[::2] if options.op == ringdl.Average else []:
+        np.divide(values, communicator.size, out=values, casting="unsafe")
+    return dict(zip(whole, averages, strict=True)), parts
+
+
+def _completed(
+    specs: Sequence[_Spec],
+    whole: Mapping[int, Array],
+    count: int,
+    communicator: ringdl.Communicator,
+    key: str,
+    *,
+    fills: bool,
+) -> dict[int, Array]:
+    """The gradients with zeros for those that only others have, of `count` ranks. Collective."""
+    has = np.array([index in whole for index in range(len(specs))], np.int64)
+    counts = communicator.allreduce_(has, ringdl.Sum, f"{key} (missing)").tolist()
+    partly = [index for index, its_count in enumerate(counts) if 0 < its_count < count]
+    if partly and not fills:
+        raise ringdl.MismatchError(
+            f"the {specs[partly[0]].name} is None on {count - counts[partly[0]]} of {count} ranks, "
+            "and a tf.function cannot make a tensor of None; take the same sources on all ranks, "
+            "or call gradient() outside of tf.function"
+        )
+    return {
+        index: whole[index] if index in whole else spec.zeros()
+        for index, spec in enumerate(specs)
+        if counts[index] > 0
+    }
+
+
+def _raise_unlike(specs: Sequence[_Spec], communicator: ringdl.Communicator, key: str) -> None:
+    every = communicator.allgather_object([*specs], f"{key} (specs)")
+    rank, its = next(
+        (rank, its)
+        for rank, its in enumerate(every)
+        if [spec.terms() for spec in its] != [spec.terms() for spec in every[0]]
+    )
+    how = f"there are {len(every[0])} on rank 0, but {len(its)} on rank {rank}"
+    for own, other in zip(every[0], its, strict=False):
+        if own.terms() != other.terms():
+            how = f"the {own.name} is {own} on rank 0, but {other} on rank {rank}"
+            break
+    raise ringdl.MismatchError(
+        f"{key} differ: {how}; every rank has to pass the same sources in the same order "
+        "(sparse_as_dense=True makes tensors of tf.IndexedSlices)"
+    )
