@@ -7,6 +7,7 @@ every MPI.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import started
+from tests.environments import PYTHONS, started
 from tests.test_run import IS_ALL, any_python, run_job
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -40,39 +41,39 @@ def need(package: str) -> None:
         pytest.skip(f"{package} is not installed (make test-all does)")
 
 
-@pytest.mark.parametrize("ranks", (1, 2, 3) if IS_ALL else (2,))
+JOBS = (
+    itertools.product(PYTHONS, (1, 2, 3))
+    if IS_ALL
+    else zip(PYTHONS, itertools.cycle((2, 3)), strict=False)
+)
+"""MPIs and numbers of ranks: all together, or each MPI with one number."""
+
+
+@pytest.mark.parametrize(("mpi", "ranks"), [*JOBS])
 @pytest.mark.parametrize("adapter", CHECKS)
-def test_adapter(mpi_python: str, adapter: str, ranks: int) -> None:
+def test_adapter(adapter: str, mpi: str, ranks: int) -> None:
     package, module, settings = CHECKS[adapter]
     need(package)
-    run_job(mpi_python, ranks, module, **QUIET, **settings)
+    run_job(PYTHONS[mpi], ranks, module, **QUIET, **settings)
 
 
-@pytest.mark.parametrize("adapter", CHECKS)
-def test_adapter_on_three_ranks(adapter: str) -> None:
-    package, module, settings = CHECKS[adapter]
-    need(package)
-    run_job(any_python(), 3, module, **QUIET, **settings)
+SCRIPT = re.compile(r"```python\n(?=# (train_\w+)\.py\n)(.*?)```", re.DOTALL)
+SCRIPTS = {
+    f"{page.stem}-{name}": text
+    for page in sorted(DOCS.glob("*.md"))
+    if page.stem != "trainers"  # tests/test_trainers.py
+    for name, text in SCRIPT.findall(page.read_text())
+}
+"""The complete scripts of the pages."""
 
 
-def scripts() -> list[tuple[str, str, str]]:
-    """Of the pages: the complete scripts, each with its name."""
-    found = []
-    for page in sorted(DOCS.glob("*.md")):
-        if page.stem == "trainers":
-            continue  # tests/test_trainers.py
-        for name, text in re.findall(
-            r"```python\n(?=# (train_\w+)\.py\n)(.*?)```", page.read_text(), re.DOTALL
-        ):
-            found.append((page.stem, name, text))
-    return found
-
-
-@pytest.mark.parametrize(("page", "name", "text"), scripts(), ids=lambda value: value[:40])
-def test_script_of_a_page(page: str, name: str, text: str, tmp_path: Path) -> None:
-    for package in re.findall(r"^(?:import|from) (keras|tensorflow|jax|sklearn)\b", text, re.M):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_of_a_page(name: str, tmp_path: Path) -> None:
+    text = SCRIPTS[name]
+    packages = "equinox|flax|jax|keras|optax|sklearn|tensorflow"
+    for package in re.findall(rf"^(?:import|from) ({packages})\b", text, re.MULTILINE):
         need(package)
-    script = tmp_path / f"{name}.py"
+    script = tmp_path / "script.py"
     script.write_text(text)
     ended = started(
         lambda: subprocess.run(
