@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS, started
-from tests.test_run import IS_ALL, any_python, run_job
+from tests.test_run import IS_ALL, any_python, start_job
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
@@ -54,7 +54,8 @@ JOBS = (
 def test_adapter(adapter: str, mpi: str, ranks: int) -> None:
     package, module, settings = CHECKS[adapter]
     need(package)
-    run_job(PYTHONS[mpi], ranks, module, **QUIET, **settings)
+    code, output = start_job(PYTHONS[mpi], ranks, *module.split(), timeout=300, **QUIET, **settings)
+    assert code == 0, output
 
 
 SCRIPT = re.compile(r"```python\n(?=# (train_\w+)\.py\n)(.*?)```", re.DOTALL)
