@@ -21,18 +21,20 @@ from tests.test_run import IS_ALL, any_python, start_job
 DOCS = Path(__file__).parents[1] / "docs"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
+_TENSORFLOW = "_tensorflow _tensorflow_training _tensorflow_wrong_use"
+
 CHECKS = {
     "jax": ("jax", "_jax_compiled", {}),
     "jax-devices": ("jax", "_jax_devices", {}),
     "jax-models": ("flax", "_jax_models", {}),
     "sklearn": ("sklearn", "_sklearn", {}),
-    "tensorflow": ("tensorflow", "_tensorflow", {}),
+    "tensorflow": ("tensorflow", _TENSORFLOW, {}),
     "keras-torch": ("keras", "_keras", {"KERAS_BACKEND": "torch"}),
     "keras-jax": ("keras", "_keras", {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}),
     "keras-2": ("tf_keras", "_keras_2", {"TF_USE_LEGACY_KERAS": "1"}),
     "keras-tensorflow": ("tensorflow", "_keras", {"KERAS_BACKEND": "tensorflow"}),
 }
-"""What has to be installed, the module in tests/ranks, and its environment."""
+"""What has to be installed, the modules in tests/ranks, and their environment."""
 
 
 def need(package: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +18,15 @@ from ringdl._work import one_of_several_steps
 from ringdl.tensorflow._graph import Array, call, dense
 from ringdl.tensorflow._reducing import reduce
 from ringdl.tensorflow._reductions import reduce_all
+from ringdl.tensorflow._specs import Spec, agree
 
-_NAME = "gradients of DistributedGradientTape(tape)"
+_NAME = "gradients (DistributedGradientTape, DistributedOptimizer)"
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a tape was told. See `DistributedGradientTape`."""
+    """What a tape was told, or an optimizer. See `DistributedGradientTape`."""
 
     op: Op
     compression: AnyCompression
@@ -34,26 +34,6 @@ class Options:
     predivisor: float
     process_set: AnySet
     scale_local: bool
-
-
-@dataclass(frozen=True)
-class _Spec:
-    """Of a gradient, what ranks have to agree on, and its name."""
-
-    shape: tuple[int | None, ...] | None
-    dtype: str
-    is_sparse: bool
-    name: str
-
-    def terms(self) -> tuple[Any, ...]:
-        return self.shape, self.dtype, self.is_sparse
-
-    def zeros(self) -> Array:
-        return np.zeros(self.shape or (), tf.as_dtype(self.dtype).as_numpy_dtype)
-
-    def __str__(self) -> str:
-        shape = "" if self.shape is None else list(self.shape)
-        return f"{'tf.IndexedSlices ' if self.is_sparse else ''}{self.dtype}{shape}"
 
 
 def average(sources: list[Any], gradients: list[Any], options: Options) -> list[Any]:
@@ -110,20 +90,24 @@ def average(sources: list[Any], gradients: list[Any], options: Options) -> list[
     return results
 
 
-def _spec(index: int, source: Any, gradient: Any) -> _Spec:
+def _spec(index: int, source: Any, gradient: Any) -> Spec:
     shape = tf.TensorShape(source.shape)
     dtype = tf.as_dtype(source.dtype if gradient is None else gradient.dtype)
     name = getattr(source, "path", None) or getattr(source, "name", "a tensor")
-    return _Spec(
+    return Spec(
         tuple(shape) if shape.rank is not None else None,
         dtype.name,
-        isinstance(gradient, tf.IndexedSlices),
         f"gradient {index} ({name})",
+        isinstance(gradient, tf.IndexedSlices),
     )
 
 
+def _zeros(spec: Spec) -> Array:
+    return np.zeros(spec.shape or (), tf.as_dtype(spec.dtype).as_numpy_dtype)
+
+
 def _averaged(
-    specs: Sequence[_Spec],
+    specs: Sequence[Spec],
     whole: Mapping[int, Array],
     rows: Sequence[Array],
     options: Options,
@@ -133,16 +117,12 @@ def _averaged(
 ) -> tuple[dict[int, Array], list[Array]]:
     """The averages that some rank has given, by index, and the sparse ones' values and indices.
 
-    A first small allreduce finds whether all ranks mean the same, and whether any lacks a gradient:
-    the numbers of a set of ranks are equal if the square of their sum is that often the sum of
-    their squares.
-
     Args:
         specs: of all gradients.
         whole: those that are dense, by index.
         rows: values and indices of the others in turns.
         options: of the tape.
-        key: what the collectives are matched by; by default the tape's name.
+        key: what the collectives are matched by; by default a name of their own.
         fills: whether gradients that only others have are zeros here; else they are an error.
     """
     communicator, key = communicator_of(options.process_set), key or _NAME
@@ -153,14 +133,9 @@ def _averaged(
                     f"the {spec.name} has dtype {spec.dtype}; gradients are float64, float32, "
                     "float16 or bfloat16 (leave other sources out)"
                 )
-    number = zlib.crc32(repr([spec.terms() for spec in specs]).encode()) >> 9
     lacking = sum(not spec.is_sparse for spec in specs) - len(whole)
-    note = np.array([1, number, number**2, lacking], np.int64)
     with one_of_several_steps():
-        communicator.allreduce_(note, ringdl.Sum, key)
-        count, total, squares, lacking = note.tolist()
-        if count * squares != total**2:
-            _raise_unlike(specs, communicator, key)
+        count, lacking = agree(specs, communicator, key, key, lacking)
         if lacking:
             whole = _completed(specs, whole, count, communicator, key, fills=fills)
         gathered = [communicator.allgather_async(each, f"{key} (rows)") for each in rows]
@@ -175,7 +150,7 @@ def _averaged(
 
 
 def _completed(
-    specs: Sequence[_Spec],
+    specs: Sequence[Spec],
     whole: Mapping[int, Array],
     count: int,
     communicator: ringdl.Communicator,
@@ -194,25 +169,7 @@ def _completed(
             "or call gradient() outside of tf.function"
         )
     return {
-        index: whole[index] if index in whole else spec.zeros()
+        index: whole[index] if index in whole else _zeros(spec)
         for index, spec in enumerate(specs)
         if counts[index] > 0
     }
-
-
-def _raise_unlike(specs: Sequence[_Spec], communicator: ringdl.Communicator, key: str) -> None:
-    every = communicator.allgather_object([*specs], f"{key} (specs)")
-    rank, its = next(
-        (rank, its)
-        for rank, its in enumerate(every)
-        if [spec.terms() for spec in its] != [spec.terms() for spec in every[0]]
-    )
-    how = f"there are {len(every[0])} on rank 0, but {len(its)} on rank {rank}"
-    for own, other in zip(every[0], its, strict=False):
-        if own.terms() != other.terms():
-            how = f"the {own.name} is {own} on rank 0, but {other} on rank {rank}"
-            break
-    raise ringdl.MismatchError(
-        f"{key} differ: {how}; every rank has to pass the same sources in the same order "
-        "(sparse_as_dense=True makes tensors of tf.IndexedSlices)"
-    )

@@ -28,6 +28,7 @@ from ringdl.tensorflow._compression import Compression, Compressor
 from ringdl.tensorflow._exchanges import allgather, gradient_name, ranks_as
 from ringdl.tensorflow._graph import Array, as_it_is, call, dense, given, key_of
 from ringdl.tensorflow._reducing import UNSCALED, Scales, reduce, scale
+from ringdl.tensorflow._specs import Spec, agree
 
 
 @as_it_is
@@ -152,7 +153,11 @@ def reduce_all(
     dtypes = [tensor.dtype for tensor in tensors]
 
     def function(key: str | None, *arrays: Array) -> list[Array]:
-        return reduce(arrays, op, communicator_of(process_set), key, compression, scales)
+        communicator = communicator_of(process_set)
+        if len(arrays) > 1:
+            its = [Spec(x.shape, x.dtype.name, f"tensor {i}") for i, x in enumerate(arrays)]
+            agree(its, communicator, key, "the tensors of a grouped_allreduce")
+        return reduce(arrays, op, communicator, key, compression, scales)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduced(*tensors: Any) -> Any:

@@ -115,7 +115,7 @@ def _assign(variables: Iterable[Any], root_rank: int, process_set: AnySet) -> li
             raise ringdl.UsageError(
                 "broadcast_variables takes variables: pass model.variables or optimizer.variables"
             )
-    if not listed:
+    if not listed and not tf.executing_eagerly():  # an operation has to have results
         return []
     values = [tf.convert_to_tensor(variable) for variable in listed]
 

@@ -116,7 +116,7 @@ def DistributedOptimizer(  # noqa: N802
     """Make a Keras optimizer average its gradients: see `ringdl.keras.DistributedOptimizer`.
 
     Args:
-        optimizer: one of Keras 3.
+        optimizer: one that `ringdl.keras.DistributedOptimizer` takes.
         name: accepted, but without effect, like `use_locking`.
         use_locking: see `name`.
         options: those of `ringdl.keras.DistributedOptimizer`.

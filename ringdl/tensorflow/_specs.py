@@ -1,0 +1,87 @@
+"""What ranks have to agree on before arrays of theirs are put together and added up."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import ringdl
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Of one array: what is the same on all ranks, and how messages call it.
+
+    Attributes:
+        shape: None if it is not known, as its extents may be.
+        dtype: its name.
+        name: on this rank.
+        is_sparse: whether it is rows of a ``tf.IndexedSlices``.
+    """
+
+    shape: tuple[int | None, ...] | None
+    dtype: str
+    name: str
+    is_sparse: bool = False
+
+    def terms(self) -> tuple[Any, ...]:
+        """What is compared."""
+        return self.shape, self.dtype, self.is_sparse
+
+    def __str__(self) -> str:
+        shape = "" if self.shape is None else list(self.shape)
+        return f"{'tf.IndexedSlices ' if self.is_sparse else ''}{self.dtype}{shape}"
+
+
+def agree(
+    specs: Sequence[Spec],
+    communicator: ringdl.Communicator,
+    key: str | None,
+    what: str,
+    lacking: int = 0,
+) -> tuple[int, int]:
+    """Raise on every rank unless all have the same arrays, in one order. Collective.
+
+    By one small allreduce of a number made from the specs: the numbers of some ranks are equal if
+    the square of their sum is that often the sum of their squares.
+
+    Args:
+        specs: this rank's.
+        communicator: the ranks.
+        key: what the collectives are matched by; None for their order.
+        what: the beginning of the error's sentence.
+        lacking: how many of the arrays this rank lacks.
+
+    Returns:
+        How many ranks there are that have not joined, and how many arrays they lack.
+
+    Raises:
+        MismatchError: on every rank.
+    """
+    number = zlib.crc32(repr([spec.terms() for spec in specs]).encode()) >> 9
+    note = np.array([1, number, number**2, lacking], np.int64)
+    communicator.allreduce_(note, ringdl.Sum, key)
+    count, total, squares, all_lacking = note.tolist()
+    if count * squares != total**2:
+        every = communicator.allgather_object([*specs], key and f"{key} (specs)")
+        raise ringdl.MismatchError(
+            f"{what} differ: {_difference(every)}; pass the same ones in the same order on all "
+            "ranks (with sparse_as_dense=True tf.IndexedSlices become tensors)"
+        )
+    return count, all_lacking
+
+
+def _difference(every: Sequence[Sequence[Spec]]) -> str:
+    """The first one, between rank 0 and another rank."""
+    first = every[0]
+    for rank, its in enumerate(every):
+        for own, other in zip(first, its, strict=False):
+            if own.terms() != other.terms():
+                return f"the {own.name} is {own} on rank 0, but {other} on rank {rank}"
+        if len(its) != len(first):
+            return f"there are {len(first)} on rank 0, but {len(its)} on rank {rank}"
+    return "in what only some ranks have seen"  # which have joined meanwhile
