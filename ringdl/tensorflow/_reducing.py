@@ -50,7 +50,8 @@ def reduce(
     with communicator._telling(Kind.allreduce, key):
         wire = wire_of(compression) if op in (ringdl.Sum, ringdl.Average) else None
         for index, array in enumerate(arrays):
-            _arrays.dtype_of(_arrays.operand(array, written=False))
+            if array.dtype not in by_dtype:
+                _arrays.dtype_of(_arrays.operand(array, written=False))
             by_dtype.setdefault(array.dtype, []).append(index)
     results = list(arrays)
     for dtype, members in by_dtype.items():
