@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,12 @@ def grouped(operands: Sequence[Operand]) -> list[list[Operand]]:
 def joined(group: Sequence[Operand]) -> Part:
     """What reduces a group at once: several are copied into a flat one."""
     return (group[0], []) if len(group) == 1 else (_join(group), list(group))
+
+
+def digest(part: Part) -> int:
+    """31 bits that differ where other arrays are joined, or in another order; -1 for one alone."""
+    shapes = [tuple(operand.array.shape) for operand in part[1]]
+    return zlib.crc32(repr(shapes).encode()) >> 1 if shapes else -1
 
 
 def split(part: Part) -> None:

@@ -228,9 +228,10 @@ class Reductions(Base):
             finally:
                 del refused  # it holds this frame, and so the communicator, in a cycle
         works = []
-        for part_name, (operand, _) in zip(_part_names(name, len(parts)), parts, strict=True):
+        for part_name, part in zip(_part_names(name, len(parts)), parts, strict=True):
+            operand, digest = part[0], _fusion.digest(part)
             wire = compression if _arrays.dtype_of(operand) == DType.float32 else None
-            works.append(self._reduce(part_name, operand, op, None, wire, is_async=True))
+            works.append(self._reduce(part_name, operand, op, None, wire, digest, is_async=True))
 
         def finish() -> list[AnyArray]:
             for part in parts:
@@ -305,6 +306,7 @@ class Reductions(Base):
         op: Op,
         algorithm: AlgorithmName | None,
         compression: CompressionName | None,
+        digest: int = -1,
         *,
         is_async: bool,
     ) -> Work[Any]:
@@ -323,6 +325,7 @@ class Reductions(Base):
             lambda _: operand.write_back(),
             algorithm=None if algorithm is None else _algorithm(algorithm),
             compression=wire_dtype(compression),
+            root=digest,
             is_async=is_async,
             **operation,
         )

@@ -86,12 +86,14 @@ std::string difference(const Description& theirs, int their_rank, const Descript
   if (theirs.wire != ours.wire) {
     return text("compression", name_of(theirs.wire), name_of(ours.wire));
   }
-  if (theirs.root != ours.root) {
-    return text("root", std::to_string(theirs.root), std::to_string(ours.root));
-  }
   if (theirs.dimensions != ours.dimensions || theirs.shape_hash != ours.shape_hash ||
       theirs.count != ours.count) {
     return text("shape", shape_text(theirs), shape_text(ours));
+  }
+  if (theirs.root != ours.root) {
+    const bool is_digest = ours.kind == Kind::kAllreduce;
+    return text(is_digest ? "shapes of the arrays that are reduced together, digest" : "root",
+                std::to_string(theirs.root), std::to_string(ours.root));
   }
   return "";
 }

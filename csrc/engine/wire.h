@@ -81,7 +81,7 @@ struct Description {
   Algorithm algorithm = Algorithm::kRing;
   DType wire = DType::kUInt8;  // what an allreduce's elements are sent as between hosts
   MemoryKind memory = MemoryKind::kCpu;
-  int32_t root = -1;  // its number in the group
+  int32_t root = -1;  // its number in the group; of an allreduce a digest of what is fused in it
   int32_t dimensions = 0;
   uint32_t inline_bytes = 0;  // messages of at most this size are control messages
   uint64_t group = 0;         // its id

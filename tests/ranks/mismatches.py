@@ -68,6 +68,20 @@ def check_roots_differ(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_groups_differ(comm: Communicator) -> None:
+    """In shapes, or in their order, though there are as many elements."""
+    for name in (None, "g"):
+        for mine, others in (((3, 5), (4, 4)), ((2, 6), (6, 2)), (((2, 3), 4), ((3, 2), 4))):
+            group = [np.ones(shape) for shape in (mine if comm.rank == 0 else others)]
+            with expect(ringdl.MismatchError, "shapes of the arrays that are", within=SOON):
+                comm.grouped_allreduce(group, ringdl.Sum, name)
+        for each in comm.grouped_allreduce([np.ones(3), np.ones((2, 2))], ringdl.Sum, name):
+            assert (each == comm.size).all()
+        with expect(ringdl.MismatchError, "(8,) on rank", "(7,) on rank 0"):
+            comm.grouped_allreduce([np.ones(4), np.ones(4 if comm.rank else 3)], name=name)
+
+
+@needs(ranks=2)
 def check_kinds_differ(comm: Communicator) -> None:
     for wrong in range(comm.size):
         with expect(
