@@ -9,56 +9,15 @@ from typing import TYPE_CHECKING
 
 import ringdl
 from ringdl import (
-    Adasum,
-    Average,
-    Error,
-    Max,
-    Min,
-    MismatchError,
-    Product,
-    RankFailedError,
-    StallError,
-    Sum,
-    UsageError,
     _communicator,
     _exchanges,
     _objects,
     _reductions,
     _work,
-    average_metrics,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
 )
-from ringdl import Error as HorovodInternalError
-from ringdl._training.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from ringdl._training import names
 from ringdl._training.joining import join
-from ringdl._training.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from ringdl._training.names import *  # noqa: F403
 from ringdl.torch._batch_norm import SyncBatchNorm
 from ringdl.torch._checkpoint import load, save
 from ringdl.torch._compiled import leave_uncompiled
@@ -104,25 +63,11 @@ else:
     from ringdl.torch._optimizer import DistributedOptimizer
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
-    "Error",
     "Handle",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "MismatchError",
-    "ProcessSet",
-    "Product",
-    "RankFailedError",
-    "StallError",
-    "Sum",
     "SyncBatchNorm",
-    "UsageError",
     "WrappedOptimizer",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -132,7 +77,6 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
-    "average_metrics",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -141,14 +85,6 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -157,32 +93,17 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
     "load",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
     "save",
     "scale_with_warm_up",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += names.__all__
 
 leave_uncompiled(ringdl, names=ringdl.__all__)
 leave_uncompiled(sys.modules[__name__], names=__all__)
