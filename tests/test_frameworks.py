@@ -27,7 +27,7 @@ CHECKS = {
     "jax": ("jax", "_jax_compiled", {}),
     "jax-devices": ("jax", "_jax_devices", {}),
     "jax-models": ("flax", "_jax_models", {}),
-    "sklearn": ("sklearn", "_sklearn", {}),
+    "sklearn": ("sklearn", "_sklearn _sklearn_training _sklearn_wrong_use", {}),
     "tensorflow": ("tensorflow", _TENSORFLOW, {}),
     "keras-torch": ("keras", "_keras", {"KERAS_BACKEND": "torch"}),
     "keras-jax": ("keras", "_keras", {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}),
