@@ -9,7 +9,6 @@ import keras
 
 import ringdl
 from ringdl._reductions import Op
-from ringdl._training import agreeing
 from ringdl._training.compression import AnyCompression, Compression
 from ringdl._training.options import check_passes, check_reduction
 from ringdl._training.process_sets import (
@@ -134,7 +133,10 @@ class Wrapped:
         self._scales_local = scales_local
         self._local: set[int] = set()
         self._averaging: Averaging | None = None
-        self._indices: list[int] = []
+        self._variables: list[Any] = []
+        """Those of the first step, but for local ones."""
+        self._places: dict[int, int] = {}
+        """By id: where each of them is."""
         bare = type(optimizer)
         self._backend = "tensorflow" if _is_legacy(optimizer) else keras.backend.backend()
 
@@ -178,30 +180,38 @@ class Wrapped:
         if self._options is None:
             return gradients
         ranks = communicator_of(self._options.process_set)
+        if len(gradients) != len(variables):
+            raise ringdl.UsageError(
+                f"there are {len(gradients)} gradients for {len(variables)} variables; pass one "
+                "for each, None where there is none"
+            )
+        shared = [index for index, each in enumerate(variables) if id(each) not in self._local]
         if self._averaging is None:
-            with agreeing(ranks):
-                self._indices = [
-                    index for index, each in enumerate(variables) if id(each) not in self._local
-                ]
-                if len(gradients) != len(variables):
-                    raise ringdl.UsageError(
-                        f"there are {len(gradients)} gradients for {len(variables)} variables; "
-                        "pass one for each, None where there is none"
-                    )
+            self._variables = [variables[index] for index in shared]
+            self._places = {id(each): place for place, each in enumerate(self._variables)}
             self._averaging = make_averaging(
                 self._backend,
-                [variables[index] for index in self._indices],
-                [gradients[index] for index in self._indices],
+                self._variables,
+                [gradients[index] for index in shared],
                 self._options,
             )
-        averages = self._averaging.average(
-            [gradients[index] for index in self._indices],
-            None if values is None else [values[index] for index in self._indices],
-        )
-        if self._scales_local and len(self._indices) < len(gradients):
+        own: list[Any] = [None] * len(self._variables)
+        own_values = None if values is None else [*own]
+        for index in shared:
+            place = self._places.get(id(variables[index]))
+            if place is None:
+                raise ringdl.UsageError(
+                    f"the variable {variables[index].name!r} was not among those of the first "
+                    "step, which ranks have agreed on; wrap an optimizer for each set of variables"
+                )
+            own[place] = gradients[index]
+            if own_values is not None and values is not None:
+                own_values[place] = values[index]
+        averages = self._averaging.average(own, own_values)
+        if self._scales_local and len(shared) < len(gradients):
             gradients = [each if each is None else each / ranks.size for each in gradients]
-        for index, average in zip(self._indices, averages, strict=True):
-            gradients[index] = average
+        for index in shared:
+            gradients[index] = averages[self._places[id(variables[index])]]
         if self._scale != 1.0:
             gradients = [each if each is None else each * self._scale for each in gradients]
         return gradients

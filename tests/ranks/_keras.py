@@ -145,6 +145,22 @@ def check_gradients_by_hand(comm: Communicator) -> None:
     assert variables[2].numpy().tolist() == [-4.0, -4 * mean]
 
 
+def check_some_of_the_variables(comm: Communicator) -> None:
+    """In another order, too; those that are left out stay."""
+    first, second = zeros(2), zeros(3)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=ringdl.Sum)
+    optimizer.build([first, second])
+    optimizer.apply([tensor(np.ones(2)), tensor(np.ones(3))], [first, second])
+    optimizer.apply([tensor(np.ones(3)), tensor(np.ones(2))], [second, first])
+    optimizer.apply([tensor(np.ones(3))], [second])
+    assert first.numpy().tolist() == [-2.0 * comm.size] * 2
+    assert second.numpy().tolist() == [-3.0 * comm.size] * 3
+    with expect(ringdl.UsageError, "2 gradients for 1 variables"):
+        optimizer.apply([tensor(np.ones(3)), None], [second])
+    with expect(ringdl.UsageError, "'late' was not among those of the first step"):
+        optimizer.apply([tensor(np.ones(3))], [zeros(3, name="late")])
+
+
 @needs(ranks=2)
 def check_gradients_missing_on_some_ranks(comm: Communicator) -> None:
     """Zeros there; on JAX it is a mismatch."""
