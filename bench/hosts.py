@@ -155,12 +155,17 @@ def _make_host(number: int, count: int, rate: str) -> None:
     files.joinpath("hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
 
 
+def processes(host: str) -> list[int]:
+    """What runs on a host."""
+    return [int(process) for process in call("ip", "netns", "pids", host).split()]
+
+
 def down() -> None:
     """Remove all hosts, and end what runs on them."""
     for name in hosts():
-        for process in call("ip", "netns", "pids", name).split():
+        for process in processes(name):
             try:
-                os.kill(int(process), signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         number = int(name.removeprefix(SWITCH))

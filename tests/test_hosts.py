@@ -58,6 +58,8 @@ def cluster() -> Iterator[None]:
         hosts.check_machine()
     except hosts.HostsError as lack:
         pytest.skip(str(lack))
+    if not any(hosts.processes(name) for name in hosts.hosts()):
+        hosts.down()  # a test run that was killed left them
     made = call(*HOSTS, "up", "--hosts", str(COUNT))
     if "Operation not permitted" in made.stdout:  # a container's root
         pytest.skip(made.stdout.strip())
