@@ -64,6 +64,8 @@ void ask_python(nb::object explain, nb::object compare) {
 void reduce_gradients(const XlaCall& frame, Call call, const XlaRanks& ranks) {
   const int64_t plan = frame.attribute("plan");
   const int64_t count = frame.attribute("count");
+  const int64_t wire = frame.attribute("wire");
+  if (wire >= 0 && call.dtype == DType::kFloat32) call.compression = static_cast<DType>(wire);
   const std::string name = frame.name("gradients");
   Buffer together;
   std::vector<Part> small;

@@ -122,7 +122,7 @@ def check(
         rank for rank in range(len(gathered)) if (gathered[rank, index] != gathered[0, index]).any()
     ]
     raise ringdl.MismatchError(
-        f"the replicas differ at the first step: in the parameter {named[index][0]!r}, "
+        f"the replicas differ: in the parameter {named[index][0]!r}, "
         f"{ranks_text(differing)} {'has' if len(differing) == 1 else 'have'} other values than "
         f"rank 0; {how_to_mend}"
     )

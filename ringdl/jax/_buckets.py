@@ -8,7 +8,7 @@ from jax._src import dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ringdl._engine import Kind, Reduction
+from ringdl._engine import Kind
 from ringdl.jax._plan import Plan
 from ringdl.jax._primitive import lower, refuse_platform
 from ringdl.jax._ranks import ORDER, Ranks
@@ -20,7 +20,6 @@ def reduce_bucket(
     plan: Plan,
     bucket: int,
     ranks: Ranks,
-    op: Reduction,
 ) -> list[Any]:
     """Averages, or sums, of arrays of one dtype: the arrays' own memory, if XLA lets it go.
 
@@ -30,9 +29,8 @@ def reduce_bucket(
         plan: of all gradients.
         bucket: the number of this one.
         ranks: whose.
-        op: Average or Sum.
     """
-    how = {"count": len(gradients), "plan": plan, "bucket": bucket, "op": op, **ranks.place()}
+    how = {"count": len(gradients), "plan": plan, "bucket": bucket, **ranks.place()}
     return reduce_bucket_p.bind(*gradients, *parameters, **how)  # type: ignore[no-any-return]
 
 
@@ -41,8 +39,9 @@ def _results(*operands: Any, count: int, **_: Any) -> Any:
 
 
 def _lower(ctx: Any, *operands: Any, plan: Plan, bucket: int, count: int, **params: Any) -> Any:
-    numbers = {"aliased": count, "count": count, "plan": plan.number}
-    return lower(ctx, *operands, kind=Kind.allreduce, root=plan.root(bucket), **numbers, **params)
+    options, numbers = plan.options, {"aliased": count, "count": count, "plan": plan.number}
+    how = {"kind": Kind.allreduce, "op": options.op, "wire": options.wire, **numbers}
+    return lower(ctx, *operands, root=plan.root(bucket), **how, **params)
 
 
 def _derivative(primals: Any, tangents: Any, *, count: int, **params: Any) -> Any:

@@ -14,16 +14,17 @@ import ringdl
 from ringdl import _engine
 from ringdl._engine import DType, Kind, Reduction
 from ringdl._errors import UsageError
+from ringdl._reductions import wire_dtype
+from ringdl._training.compression import AnyCompression, wire_of
 from ringdl._training.options import check_reduction
 from ringdl.jax._buckets import reduce_bucket
 from ringdl.jax._collectives import gathered, is_traced, spread
-from ringdl.jax._plan import HOW_TO_MEND, Spec, plan_of
+from ringdl.jax._plan import BUCKET_BYTES, Options, Spec, plan_of
 from ringdl.jax._ranks import Ranks, ranks_of, telling
 
 if TYPE_CHECKING:
     import optax
 
-_BUCKET_BYTES = 25 << 20
 _FIRST_WORK = "gradients (0)"
 """The name of the first one of a call, in csrc/binding/xla_gradients.cc."""
 
@@ -36,8 +37,9 @@ Leaves = list[tuple[str, Any]]
 
 def average_gradients(
     op: Reduction = Reduction.Average,
-    bucket_bytes: int = _BUCKET_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
     communicator: ringdl.Communicator | None = None,
+    compression: AnyCompression = None,
 ) -> optax.GradientTransformation:
     """A transformation that averages gradients over all ranks, before the optimizer's own.
 
@@ -49,9 +51,10 @@ def average_gradients(
         op: Average, or Sum.
         bucket_bytes: a bucket is closed once it holds this many bytes.
         communicator: by default the one of `ringdl.init`.
+        compression: "float16" or "bfloat16": what float32 travels as between hosts.
 
     Raises:
-        UsageError: `op` is none of these; or, from ``update``, a gradient is no floating-point one:
+        UsageError: an argument is wrong; or, from ``update``, a gradient is no floating-point one:
             the other ranks' calls raise a MismatchError then.
         MismatchError: from ``update``, on every rank: gradients differ in names, shapes or dtypes,
             or parameters in their values. See `ringdl.jax.allreduce`.
@@ -62,7 +65,7 @@ def average_gradients(
     """
     import optax
 
-    _refuse_wrong(op, bucket_bytes)
+    options = _options(op, bucket_bytes, compression)
     # One that is made while a function is traced may be made again on some ranks alone.
     user = 0 if is_traced(None) else next(users)
 
@@ -70,8 +73,7 @@ def average_gradients(
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        how: Any = {"bucket_bytes": bucket_bytes, "user": user}
-        return reduce_tree(updates, params, ranks_of(communicator), op, **how), state
+        return reduce_tree(updates, params, ranks_of(communicator), options, user), state
 
     return optax.GradientTransformation(init, update)
 
@@ -82,8 +84,9 @@ def value_and_grad(
     has_aux: bool = False,
     *,
     op: Reduction = Reduction.Average,
-    bucket_bytes: int = _BUCKET_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
     communicator: ringdl.Communicator | None = None,
+    compression: AnyCompression = None,
 ) -> Callable[..., Any]:
     """Like ``jax.value_and_grad``, with the value and the gradients averaged over all ranks.
 
@@ -99,6 +102,7 @@ def value_and_grad(
         op: as in `average_gradients`, and also of the value.
         bucket_bytes: as there.
         communicator: as there.
+        compression: as there; of the value, too.
 
     Raises:
         UsageError: as `average_gradients`; so are errors of `fun` told to the other ranks.
@@ -107,7 +111,7 @@ def value_and_grad(
     Example:
         >>> loss, gradients = ringdl.jax.value_and_grad(loss_of)(params, inputs, targets)
     """
-    _refuse_wrong(op, bucket_bytes)
+    options = _options(op, bucket_bytes, compression)
     differentiated = jax.value_and_grad(fun, argnums, has_aux)
 
     @wraps(fun)
@@ -119,9 +123,7 @@ def value_and_grad(
             named, structure = _flat(gradients)
             by = args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in argnums)
             parameters, _ = _flat(by)
-        value, *averages = _reduced(
-            [("the value", value), *named], parameters, ranks, op, bucket_bytes
-        )
+        value, *averages = _reduced([("the value", value), *named], parameters, ranks, options)
         gradients = jax.tree.unflatten(structure, averages)
         return ((value, *aux) if has_aux else value), gradients
 
@@ -134,12 +136,13 @@ def grad(
     has_aux: bool = False,
     *,
     op: Reduction = Reduction.Average,
-    bucket_bytes: int = _BUCKET_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
     communicator: ringdl.Communicator | None = None,
+    compression: AnyCompression = None,
 ) -> Callable[..., Any]:
     """Like ``jax.grad``, with gradients that are averaged over all ranks. See `value_and_grad`."""
     how: Any = {"op": op, "bucket_bytes": bucket_bytes, "communicator": communicator}
-    both = value_and_grad(fun, argnums, has_aux, **how)
+    both = value_and_grad(fun, argnums, has_aux, compression=compression, **how)
 
     @wraps(fun)
     def averaged(*args: Any, **kwargs: Any) -> Any:
@@ -153,9 +156,7 @@ def reduce_tree(
     gradients: Any,
     parameters: Any,
     ranks: Ranks,
-    op: Reduction,
-    bucket_bytes: int = _BUCKET_BYTES,
-    how_to_mend: str = HOW_TO_MEND,
+    options: Options,
     user: int = 0,
 ) -> Any:
     """A tree of gradients, averaged or summed. Collective.
@@ -164,23 +165,22 @@ def reduce_tree(
         gradients: the tree.
         parameters: those that the first step compares; None if it does not.
         ranks: whose.
-        op: Average or Sum.
-        bucket_bytes: see `average_gradients`.
-        how_to_mend: the end of the sentence that says that replicas differ.
+        options: see `average_gradients`.
         user: one of `users`, whose first step compares them; 0: the first one with such a tree.
 
     Raises:
         UsageError, MismatchError: see `average_gradients`.
     """
     named, structure = _flat(gradients)
-    results = _reduced(named, _flat(parameters)[0], ranks, op, bucket_bytes, how_to_mend, user)
+    results = _reduced(named, _flat(parameters)[0], ranks, options, user)
     return jax.tree.unflatten(structure, results)
 
 
-def _refuse_wrong(op: Any, bucket_bytes: Any) -> None:
+def _options(op: Any, bucket_bytes: Any, compression: AnyCompression) -> Options:
     check_reduction(op, predivisor=1.0)
     if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
         raise UsageError(f"bucket_bytes is {bucket_bytes!r}; pass a positive number of bytes")
+    return Options(op, bucket_bytes, wire_dtype(wire_of(compression)))
 
 
 def _flat(tree: Any) -> tuple[Leaves, Any]:
@@ -192,9 +192,7 @@ def _reduced(
     gradients: Leaves,
     parameters: Leaves,
     ranks: Ranks,
-    op: Reduction,
-    bucket_bytes: int,
-    how_to_mend: str = HOW_TO_MEND,
+    options: Options,
     user: int = 0,
 ) -> list[Any]:
     if ranks.communicator.size == 1 or not ranks.communicator._shared.checks_replicas:
@@ -203,14 +201,14 @@ def _reduced(
         specs = [_spec(name, leaf) for name, leaf in gradients]
     compared = [(name, leaf) for name, leaf in parameters if _is_array(leaf)]
     names = tuple(name for name, _ in compared)
-    plan = plan_of(tuple(specs), names, op, bucket_bytes, how_to_mend, user)
+    plan = plan_of(tuple(specs), names, options, user)
     is_outside = not any(is_traced(leaf) for _, leaf in gradients + compared)
     whole = gathered if is_outside else jnp.asarray
     rest = [whole(leaf) for _, leaf in compared]
     results: list[Any] = [None] * len(gradients)
-    for number, bucket in enumerate(_buckets(specs, bucket_bytes)):
+    for number, bucket in enumerate(_buckets(specs, options.bucket_bytes)):
         arrays = [whole(gradients[i][1]) for i in bucket] or [jnp.zeros(0, jnp.float32)]
-        averages = reduce_bucket(arrays, rest, plan, number, ranks, op)
+        averages = reduce_bucket(arrays, rest, plan, number, ranks)
         for i, average in zip(bucket, averages, strict=False):
             results[i] = spread(average, gradients[i][1]) if is_outside else average
         rest = []

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import ringdl
 from ringdl import _engine
 from ringdl._buckets import _first_difference
-from ringdl._engine import Reduction
+from ringdl._engine import DType, Reduction
 from ringdl._training import replicas
 from ringdl._training.in_numpy import Array, ArrayReplica
 from ringdl.jax._ranks import by_number, name_of
@@ -26,10 +27,21 @@ HOW_TO_MEND = (
     "broadcast them from rank 0 before the first step: params = "
     "ringdl.jax.broadcast_variables(params)"
 )
+BUCKET_BYTES = 25 << 20
 _EXPLAIN_SECONDS = 10.0
 """How long ranks wait for one that has failed otherwise and does not explain anything."""
 
 _plans: list[Plan] = []
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients are averaged. See `ringdl.jax.average_gradients`."""
+
+    op: Reduction = Reduction.Average
+    bucket_bytes: int = BUCKET_BYTES
+    wire: DType | None = None
+    how_to_mend: str = HOW_TO_MEND
 
 
 class Plan:
@@ -38,27 +50,26 @@ class Plan:
     Args:
         gradients: the same on all ranks.
         parameters: their names, likewise.
-        op: Average or Sum.
-        bucket_bytes: of `average_gradients`.
-        how_to_mend: the end of the sentence that says that replicas differ.
+        options: likewise.
         user: tells users apart, of which each compares replicas at its first step.
 
     Attributes:
         number: its own.
+        options: see above.
     """
 
     def __init__(
         self,
         gradients: Sequence[Spec],
         parameters: Sequence[str],
-        op: Reduction,
-        bucket_bytes: int,
-        how_to_mend: str,
+        options: Options,
         user: int,
     ) -> None:
         del user  # plan_of() goes by it
-        self.parameters, self.how_to_mend = parameters, how_to_mend
-        terms: dict[str, Any] = {"op": op.name, "bucket_bytes": bucket_bytes}
+        self.parameters, self.options = parameters, options
+        wire = options.wire.name if options.wire else "none"
+        terms: dict[str, Any] = {"op": options.op.name, "compression": wire}
+        terms["bucket_bytes"] = options.bucket_bytes
         terms["whether parameters are given, to be compared,"] = bool(parameters)
         listed: list[list[Any]] = [[*spec, []] for spec in gradients]
         listed += [[f"the parameter {name}", [], "", []] for name in parameters]
@@ -102,7 +113,7 @@ def _compare(number: int, plan: int, device: int, parameters: list[Array]) -> st
     known = _plans[plan]
     named = list(zip(known.parameters, map(ArrayReplica, parameters), strict=True))
     its, name = by_number[number].communicator, name_of("parameters", device)
-    return _error_of(lambda: replicas.check(named, its, name, known.how_to_mend))
+    return _error_of(lambda: replicas.check(named, its, name, known.options.how_to_mend))
 
 
 def _error_of(question: Callable[[], None]) -> str:

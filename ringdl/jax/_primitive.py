@@ -91,7 +91,13 @@ def _result(x: Any, *, kind: Kind, rank: int, size: int, **_: Any) -> Any:
 
 
 def lower(
-    ctx: Any, *operands: Any, aliased: int = 0, count: int = 0, plan: int = 0, **params: Any
+    ctx: Any,
+    *operands: Any,
+    aliased: int = 0,
+    count: int = 0,
+    plan: int = 0,
+    wire: DType | None = None,
+    **params: Any,
 ) -> Any:
     """XLA's call of the engine, between the token before and the one after it.
 
@@ -102,6 +108,7 @@ def lower(
         aliased: see above.
         count: how many of them are gradients; 0: it is a collective of one array.
         plan: the number of their plan.
+        wire: what those of float32 travel as between hosts.
         params: those of the primitive.
     """
     devices = _device_count(ctx)
@@ -116,6 +123,7 @@ def lower(
     numbers = {"ranks": ranks.number, "rank": params["rank"], "size": params["size"]}
     numbers |= {"kind": params["kind"].value, "reduction": params["op"].value}
     numbers |= {"root": params["root"], "count": count, "plan": plan, "devices": devices}
+    numbers["wire"] = -1 if wire is None else wire.value
     attributes = {name: np.int64(number) for name, number in numbers.items()}
     token, *results = call(inner, ctx.tokens_in.get(ORDER), *operands, **attributes)
     ctx.set_tokens_out(mlir.TokenSet({ORDER: token}))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ringdl
+from ringdl._reductions import wire_dtype
 from ringdl._training.compression import wire_of
 from ringdl._training.process_sets import communicator_of
+from ringdl.jax import _plan
 from ringdl.jax._gradients import reduce_tree, users
 from ringdl.jax._ranks import ranks_of
 from ringdl.keras._averaging import HOW_TO_MEND, Options
@@ -17,12 +18,10 @@ class BackendAveraging:
     """See `Averaging`."""
 
     def __init__(self, named: Sequence[tuple[str, Any]], options: Options) -> None:
-        if wire_of(options.compression) is not None:
-            raise ringdl.UsageError(
-                "inside of jax.jit gradients travel as they are; leave compression out"
-            )
         self._named = named
-        self._predivisor, self._op = options.predivisor, options.op
+        self._predivisor = options.predivisor
+        wire = wire_dtype(wire_of(options.compression))
+        self._options = _plan.Options(options.op, wire=wire, how_to_mend=HOW_TO_MEND)
         self._communicator = communicator_of(options.process_set)
         self._user = next(users)
 
@@ -38,8 +37,7 @@ class BackendAveraging:
         known = zip(names, its_values, strict=True)
         parameters = {name: value for name, value in known if name in given}
         ranks = ranks_of(self._communicator)
-        how: Any = {"how_to_mend": HOW_TO_MEND, "user": self._user}
-        averages = reduce_tree(given, parameters, ranks, self._op, **how)
+        averages = reduce_tree(given, parameters, ranks, self._options, self._user)
         if self._predivisor != 1.0:
             averages = {name: average * self._predivisor for name, average in averages.items()}
         return [averages.get(name) for name in names]

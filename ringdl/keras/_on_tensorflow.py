@@ -15,10 +15,14 @@ from ringdl.tensorflow import _gradients
 
 
 class BackendAveraging:
-    """See `Averaging`. Replicas are compared when the first step is made, or its graph."""
+    """See `Averaging`. Replicas are compared when the first step is made, or its graph.
+
+    Those of Keras 2, which are broadcast after the first step, are compared in the second.
+    """
 
     def __init__(self, named: Sequence[tuple[str, Any]], options: Options) -> None:
-        if all(hasattr(variable, "path") for _, variable in named):  # Keras 2 has equal ones later
+        is_of_3 = all(hasattr(variable, "path") for _, variable in named)
+        if is_of_3:
             with tf.init_scope():
                 known = [(name, VariableReplica(variable)) for name, variable in named]
                 ranks = communicator_of(options.process_set)
@@ -31,6 +35,7 @@ class BackendAveraging:
             options.predivisor,
             options.process_set,
             scale_local=False,
+            compares=not is_of_3,
         )
 
     def average(self, gradients: Sequence[Any], values: Sequence[Any] | None) -> list[Any]:

@@ -55,7 +55,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         device_dense: see `name`.
         device_sparse: see `name`.
         compression: ``Compression.fp16`` or ``.bf16``: what float32 gradients travel as between
-            hosts; not on JAX.
+            hosts.
         sparse_as_dense: average sparse gradients (of embeddings) as dense ones.
         gradient_predivide_factor: gradients are divided by it before they are summed, and the
             averages multiplied by it. For Average.

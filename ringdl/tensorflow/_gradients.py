@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,9 @@ import tensorflow as tf
 import ringdl
 from ringdl._engine import Kind
 from ringdl._reductions import Op
+from ringdl._training import replicas
 from ringdl._training.compression import AnyCompression
+from ringdl._training.in_numpy import ArrayReplica
 from ringdl._training.process_sets import AnySet, communicator_of
 from ringdl._work import one_of_several_steps
 from ringdl.tensorflow._graph import Array, call, dense
@@ -22,11 +25,19 @@ from ringdl.tensorflow._specs import Spec, agree
 
 _NAME = "gradients (DistributedGradientTape, DistributedOptimizer)"
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
+_HOW_TO_MEND = (
+    "call ringdl.tensorflow.broadcast_variables(variables, root_rank=0) before the first step or "
+    "directly after it"
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a tape was told, or an optimizer. See `DistributedGradientTape`."""
+    """What a tape was told, or an optimizer. See `DistributedGradientTape`.
+
+    Attributes:
+        compares: whether the second step compares the variables of all ranks.
+    """
 
     op: Op
     compression: AnyCompression
@@ -34,6 +45,7 @@ class Options:
     predivisor: float
     process_set: AnySet
     scale_local: bool
+    compares: bool = True
 
 
 def average(sources: list[Any], gradients: list[Any], options: Options) -> list[Any]:
@@ -54,11 +66,14 @@ def average(sources: list[Any], gradients: list[Any], options: Options) -> list[
     if len(missing) == len(gradients) and not is_eager:
         return results
     rows = [part for i in sparse for part in (gradients[i].values, gradients[i].indices)]
+    variables = [*filter(_is_variable, sources)] if options.compares else []
 
     def function(key: str | None, *arrays: Array) -> list[Array | None]:
         its_rows = arrays[len(whole) :]
         its_whole = dict(zip(whole, arrays, strict=False))
-        averages, gathered = _averaged(specs, its_whole, its_rows, options, key, fills=is_eager)
+        averages, gathered = _averaged(
+            specs, its_whole, its_rows, variables, options, key, fills=is_eager
+        )
         filled = missing if is_eager else []
         return [*map(averages.get, whole), *gathered, *map(averages.get, filled)]
 
@@ -93,11 +108,10 @@ def average(sources: list[Any], gradients: list[Any], options: Options) -> list[
 def _spec(index: int, source: Any, gradient: Any) -> Spec:
     shape = tf.TensorShape(source.shape)
     dtype = tf.as_dtype(source.dtype if gradient is None else gradient.dtype)
-    name = getattr(source, "path", None) or getattr(source, "name", "a tensor")
     return Spec(
         tuple(shape) if shape.rank is not None else None,
         dtype.name,
-        f"gradient {index} ({name})",
+        f"gradient {index} ({_name(source)})",
         isinstance(gradient, tf.IndexedSlices),
     )
 
@@ -110,6 +124,7 @@ def _averaged(
     specs: Sequence[Spec],
     whole: Mapping[int, Array],
     rows: Sequence[Array],
+    variables: Sequence[Any],
     options: Options,
     key: str | None,
     *,
@@ -121,6 +136,7 @@ def _averaged(
         specs: of all gradients.
         whole: those that are dense, by index.
         rows: values and indices of the others in turns.
+        variables: those that the second step compares.
         options: of the tape.
         key: what the collectives are matched by; by default a name of their own.
         fills: whether gradients that only others have are zeros here; else they are an error.
@@ -134,10 +150,14 @@ def _averaged(
                     "float16 or bfloat16 (leave other sources out)"
                 )
     lacking = sum(not spec.is_sparse for spec in specs) - len(whole)
+    compares = _is_second_step(variables, communicator)
     with one_of_several_steps():
-        count, lacking = agree(specs, communicator, key, key, lacking)
-        if lacking:
-            whole = _completed(specs, whole, count, communicator, key, fills=fills)
+        totals = agree(specs, communicator, key, key, lacking, compares=compares)
+        if totals.comparing and totals.ranks == communicator.size:  # none has joined
+            named = [(_name(variable), ArrayReplica(_read(variable))) for variable in variables]
+            replicas.check(named, communicator, f"{key} (replicas)", _HOW_TO_MEND)
+        if totals.lacking:
+            whole = _completed(specs, whole, totals.ranks, communicator, key, fills=fills)
         gathered = [communicator.allgather_async(each, f"{key} (rows)") for each in rows]
         scales = (1 / options.predivisor, options.predivisor)
         averages = reduce(
@@ -147,6 +167,34 @@ def _averaged(
     for values in parts[::2] if options.op == ringdl.Average else []:
         np.divide(values, communicator.size, out=values, casting="unsafe")
     return dict(zip(whole, averages, strict=True)), parts
+
+
+def _is_variable(source: Any) -> bool:
+    """Whether it has a value whenever a step is made."""
+    return tf.is_tensor(handle := getattr(source, "handle", None)) and hasattr(handle, "numpy")
+
+
+def _name(source: Any) -> str:
+    return getattr(source, "path", None) or getattr(source, "name", "a tensor")
+
+
+def _read(variable: Any) -> Array:
+    """The value, which no tape hears of."""
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    return np.asarray(value)
+
+
+def _is_second_step(variables: Sequence[Any], communicator: ringdl.Communicator) -> bool:
+    """Whether these variables have got gradients once in this epoch; counts.
+
+    MPI training scripts broadcast variables before the first step or after it.
+    """
+    if not variables or not tf.executing_eagerly():  # a graph of TensorFlow 1
+        return False
+    steps: Counter[Any] = vars(variables[0]).setdefault("_ringdl_steps", Counter())
+    those = (communicator._id(), communicator.epoch, *map(id, variables))
+    steps[those] += 1
+    return steps[those] == 2
 
 
 def _completed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,13 +37,29 @@ class Spec:
         return f"{'tf.IndexedSlices ' if self.is_sparse else ''}{self.dtype}{shape}"
 
 
+class Totals(NamedTuple):
+    """What ranks have told one another.
+
+    Attributes:
+        ranks: how many there are that have not joined.
+        lacking: how many of the arrays they lack.
+        comparing: how many of them want to compare variables.
+    """
+
+    ranks: int
+    lacking: int
+    comparing: int
+
+
 def agree(
     specs: Sequence[Spec],
     communicator: ringdl.Communicator,
     key: str | None,
     what: str,
     lacking: int = 0,
-) -> tuple[int, int]:
+    *,
+    compares: bool = False,
+) -> Totals:
     """Raise on every rank unless all have the same arrays, in one order. Collective.
 
     By one small allreduce of a number made from the specs: the numbers of some ranks are equal if
@@ -55,24 +71,22 @@ def agree(
         key: what the collectives are matched by; None for their order.
         what: the beginning of the error's sentence.
         lacking: how many of the arrays this rank lacks.
-
-    Returns:
-        How many ranks there are that have not joined, and how many arrays they lack.
+        compares: whether this rank wants to compare variables.
 
     Raises:
         MismatchError: on every rank.
     """
     number = zlib.crc32(repr([spec.terms() for spec in specs]).encode()) >> 9
-    note = np.array([1, number, number**2, lacking], np.int64)
+    note = np.array([1, number, number**2, lacking, compares], np.int64)
     communicator.allreduce_(note, ringdl.Sum, key)
-    count, total, squares, all_lacking = note.tolist()
+    count, total, squares, *told = note.tolist()
     if count * squares != total**2:
         every = communicator.allgather_object([*specs], key and f"{key} (specs)")
         raise ringdl.MismatchError(
             f"{what} differ: {_difference(every)}; pass the same ones in the same order on all "
             "ranks (with sparse_as_dense=True tf.IndexedSlices become tensors)"
         )
-    return count, all_lacking
+    return Totals(count, *told)
 
 
 def _difference(every: Sequence[Sequence[Spec]]) -> str:

@@ -11,6 +11,7 @@ import tensorflow as tf
 import ringdl
 from ringdl._engine import Kind
 from ringdl._training import replicas
+from ringdl._training.in_numpy import ArrayReplica
 from ringdl._training.process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl._work import one_of_several_steps
 from ringdl.tensorflow._graph import Array, as_it_is, call
@@ -140,19 +141,5 @@ def _of_root(arrays: Sequence[Array], root_rank: int, process_set: AnySet) -> li
     ]
     replicas.agree_with_root(specs, None, root, communicator, "broadcast_variables")
     with one_of_several_steps():
-        replicas.broadcast(map(_Replica, copies), root, communicator)
+        replicas.broadcast(map(ArrayReplica, copies), root, communicator)
     return copies
-
-
-class _Replica:
-    """A contiguous array."""
-
-    def __init__(self, array: Array) -> None:
-        self._elements = array.reshape(-1).view(np.uint8)
-        self.nbytes = array.nbytes
-
-    def read(self) -> replicas.Bytes:
-        return self._elements
-
-    def write(self, elements: replicas.Bytes) -> None:
-        self._elements[...] = elements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -293,6 +294,32 @@ def check_unequal_replicas(comm: Communicator) -> None:
     comm._shared.checks_replicas = False  # as by RINGDL_CHECK_REPLICAS=0
     jax.block_until_ready(jax.jit(lambda params: update(params))(its(comm.rank)))
     comm._shared.checks_replicas = True
+
+
+@needs(ranks=2)
+def check_compression(comm: Communicator) -> None:
+    """Half as many bytes travel; gradients of other dtypes travel as they are."""
+    ringdl.shutdown()
+    os.environ["RINGDL_ALGORITHM"] = "ring"  # which sends messages inside of a host, too
+    ringdl.init()
+    del os.environ["RINGDL_ALGORITHM"]
+    gradients = {"a": jnp.full(1 << 18, comm.rank + 1.0), "b": jnp.full(5, 1 / 3, jnp.float64)}
+    sent = []
+    for compression in ("none", "float16", "bfloat16"):
+        average = rj.average_gradients(ringdl.Sum, compression=compression)
+        step = jax.jit(lambda x, its=average: its.update(x, optax.EmptyState())[0])
+        comm.barrier()
+        before = comm.stats()["data_bytes_sent"]
+        found = jax.block_until_ready(step(jax.tree.map(jnp.float32, gradients)))
+        sent.append(comm.stats()["data_bytes_sent"] - before)
+        assert (np.asarray(found["a"]) == comm.size * (comm.size + 1) / 2).all()
+        np.testing.assert_allclose(step(gradients)["b"], comm.size / 3, rtol=1e-14)
+    assert sent[1] == sent[2] < 0.51 * sent[0]
+    with expect(ringdl.UsageError, "'int8'", "bfloat16"):
+        rj.average_gradients(compression="int8")
+    differing = rj.average_gradients(compression="float16" if comm.rank == 0 else None)
+    with failing('compression is "float16" on rank 0 and "none" on rank 1'):
+        jax.block_until_ready(differing.update(gradients, optax.EmptyState())[0])
 
 
 def check_made_while_tracing(comm: Communicator) -> None:

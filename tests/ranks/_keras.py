@@ -122,8 +122,8 @@ def check_options(comm: Communicator) -> None:
                 np.testing.assert_allclose(mine, its, **TOLERANCE)
 
 
-def tensor(value: Any) -> Any:
-    return keras.ops.convert_to_tensor(np.asarray(value, "float64"))
+def tensor(value: Any, dtype: str = "float64") -> Any:
+    return keras.ops.convert_to_tensor(np.asarray(value, dtype))
 
 
 def zeros(*shape: int, name: str = "v") -> Any:
@@ -143,6 +143,24 @@ def check_gradients_by_hand(comm: Communicator) -> None:
     assert variables[2].numpy().tolist() == [-3.0, -3 * mean]
     optimizer.apply_gradients(zip(given, variables, strict=True))
     assert variables[2].numpy().tolist() == [-4.0, -4 * mean]
+
+
+@needs(ranks=2)
+def check_compression(comm: Communicator) -> None:
+    """float32 is rounded on its way, where messages are sent; float64 is not."""
+    ringdl.shutdown()
+    os.environ["RINGDL_ALGORITHM"] = "ring"
+    ringdl.init()
+    del os.environ["RINGDL_ALGORITHM"]
+    for compression, rounded in ((hvd.Compression.fp16, True), (hvd.Compression.none, False)):
+        for dtype in ("float32", "float64"):
+            variable = keras.Variable(np.zeros(comm.size), dtype=dtype)
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=compression)
+            optimizer.apply([tensor([1 + 2**-13] * comm.size, dtype)], [variable])
+            is_rounded = rounded and dtype == "float32"
+            assert (variable.numpy() == -1 - (0 if is_rounded else 2**-13)).all()
+    ringdl.shutdown()
+    ringdl.init()
 
 
 def check_some_of_the_variables(comm: Communicator) -> None:

@@ -92,6 +92,33 @@ def check_errors_of_one_rank(comm: Communicator) -> None:
             function(1.0)
 
 
+@needs(ranks=2)
+def check_unequal_replicas(comm: Communicator) -> None:
+    """Found in the second step: the first one may precede the broadcast."""
+    last = comm.size - 1
+    text = f"the replicas differ: in the parameter 'w:0', rank {last} has other values than rank 0"
+    v = tf.Variable([1.0, 2.0])
+    for is_compiled, error in enumerate((ringdl.MismatchError, tf.errors.UnknownError)):
+        w = tf.Variable(1.0 + (comm.rank == last), name="w")
+
+        def step(w: Any = w) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(v) * w
+            return hvd.DistributedGradientTape(tape).gradient(loss, [v, w])
+
+        run = both(step)[is_compiled]
+        run()
+        with expect(error, text, "broadcast_variables(variables, root_rank=0)"):
+            run()
+        ringdl.shutdown()
+        ringdl.init()
+        run()
+        hvd.broadcast_variables([v, w], 0)
+        run()
+        w.assign_add(comm.rank)
+        run()  # which compares no more
+
+
 def check_wrong_use(comm: Communicator) -> None:
     del comm
     with expect(ringdl.UsageError, "give op or average, not both"):

@@ -122,7 +122,7 @@ def check_wrong_use(comm: Communicator) -> None:
         with expect(ringdl.UsageError, text):
             rn.DistributedOptimizer(rn.SGD(0.1)).step(wrong, wrong)
     different = [np.full(3, comm.rank, np.float32)]
-    with expect(ringdl.MismatchError, "the replicas differ at the first step"):
+    with expect(ringdl.MismatchError, "the replicas differ"):
         rn.DistributedOptimizer(rn.SGD(0.1)).step(different, different)
     shapes = [np.ones(3 + (comm.rank == 1))]
     with expect(ringdl.MismatchError, "shape of gradient"):
