@@ -149,6 +149,13 @@ class Settings:
         "1",
         "0: ranks of one host exchange messages instead of using one another's memory.",
     )
+    jax_memory: bool = _setting(
+        "RINGDL_JAX_MEMORY",
+        _BOOLEAN,
+        True,
+        "1",
+        "0: large arrays of JAX on the CPU lie where the C library puts them, and are copied.",
+    )
     cuda_peers: bool = _setting(
         "RINGDL_CUDA_PEERS",
         _BOOLEAN,

@@ -39,6 +39,7 @@ class Shared:
         mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
         timeout: seconds of a wait that names none.
         checks_replicas: whether wrapped optimizers compare the parameters of all ranks.
+        jax_memory: whether arrays of JAX are born where ranks share memory.
         next_bucket: buckets have numbers that their ranks agree on, and each rank uses once.
         made: how often this rank has made each group, gradients and the like, in this epoch.
     """
@@ -74,6 +75,7 @@ class Shared:
         self.mpi = mpi
         self.timeout = settings.timeout
         self.checks_replicas = settings.check_replicas
+        self.jax_memory = settings.jax_memory
         self.next_bucket = 0
         self.made: Counter[tuple[Any, ...]] = Counter()
 

@@ -179,6 +179,7 @@ def _agree(
     shared.epoch = communicator.allreduce(epoch, Reduction.Max, "ringdl.epoch").item()
     shared.timeout = communicator._timeout = agreed.timeout
     shared.checks_replicas = agreed.check_replicas
+    shared.jax_memory = agreed.jax_memory
     engine.set_join_answers_allreduces_only(agreed.join == "allreduce")
     engine.set_watchdog(agreed.watchdog, agreed.debug)
     if not agreed.cuda_peers:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ringdl._window import share_memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import tests`
 
 from tests.environments import PYTHONS
+from tests.running import EVERYTHING
 
 os.environ["RINGDL_TUNING"] = "default"  # not what was measured on this machine
 
@@ -47,6 +49,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "mpi_python" in metafunc.fixturenames:
         metafunc.parametrize("mpi_python", PYTHONS.values(), ids=list(PYTHONS), scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `any_mpi` run under one MPI each, taking turns; with RINGDL_TEST_ALL=1, all."""
+    alike = defaultdict(list)
+    for item in items if not EVERYTHING else []:
+        parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        if parameters.pop("mpi_python", None) and item.get_closest_marker("any_mpi"):
+            alike[item.path, item.originalname, repr(parameters)].append(item)
+    left_out = []
+    for turn, group in enumerate(alike.values()):
+        left_out += [item for index, item in enumerate(group) if index != turn % len(group)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture

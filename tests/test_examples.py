@@ -44,6 +44,9 @@ def assert_same_bits(output: str, ranks: int, digest: str) -> None:
     assert re.search(rf"{holders} the same bits: {digest}\b", output), output
 
 
+pytestmark = pytest.mark.any_mpi
+
+
 def test_readme_opens_with_first() -> None:
     script = (EXAMPLES / "first.py").read_text()
     assert f"```python\n{script}```" in (ROOT / "README.md").read_text()

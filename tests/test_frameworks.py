@@ -24,7 +24,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 _TENSORFLOW = "_tensorflow _tensorflow_training _tensorflow_wrong_use"
 
 CHECKS = {
-    "jax": ("jax", "_jax_compiled", {}),
+    "jax": ("jax", "_jax_compiled _jax_memory", {}),
     "jax-devices": ("jax", "_jax_devices", {}),
     "jax-models": ("flax", "_jax_models", {}),
     "sklearn": ("sklearn", "_sklearn _sklearn_training _sklearn_wrong_use", {}),

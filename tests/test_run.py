@@ -72,7 +72,10 @@ def run_job(python: str, ranks: int, *arguments: str, **settings: str) -> None:
     assert code == 0, f"exit code {code}:\n{output}"
 
 
-@pytest.mark.parametrize("ranks", CORE_SIZES)
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param(n, marks=[pytest.mark.any_mpi] if n > 4 else []) for n in CORE_SIZES],
+)
 def test_core(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     run_job(mpi_python, ranks, *CORE, "--quick", f"--json={report}")
@@ -81,6 +84,7 @@ def test_core(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     assert len(figures["seconds"]) >= (40 if ranks > 1 else 25)
 
 
+@pytest.mark.any_mpi
 def test_core_without_shared_memory(mpi_python: str) -> None:
     modules = ("allreduces", "buckets", "mismatches", "protocol", "reductions", "shared")
     code, output = start_job(mpi_python, 3, *modules, "--quick", RINGDL_SHARED_MEMORY="0")
@@ -145,6 +149,7 @@ def test_core_that_waits(ranks: int) -> None:
         list(pool.map(lambda python: run_job(python, ranks, *CORE, "--slow"), PYTHONS.values()))
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("ranks", TORCH_SIZES)
 def test_torch(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 BUCKET_BYTES = 25 << 20
 MARGIN_BYTES = 8 << 20
 
+pytestmark = pytest.mark.any_mpi
+
 
 def peaks(python: str, *arguments: str) -> tuple[int, int]:
     """The largest gradient, and the largest peak of two ranks, in bytes."""

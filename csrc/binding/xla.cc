@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "binding/xla_call.h"
+#include "binding/xla_memory.h"
 
 namespace ringdl::binding {
 namespace {
@@ -110,6 +111,7 @@ xla::Error* handle(xla::CallFrame* frame) {
     metadata.api_version.major_version = 0;
     metadata.api_version.minor_version = frame->api->version.minor_version;
     metadata.traits = 0;
+    take_over_xla_memory(reinterpret_cast<const void*>(frame->api->create_error));
     return nullptr;
   }
   if (frame->stage != xla::kExecute) return nullptr;
@@ -137,6 +139,13 @@ void bind_xla(nb::module_& module) {
       nb::arg("number"), nb::arg("communicator"), nb::arg("group").none(), nb::arg("timeout"));
   module.def("xla_forget", &forget_ranks, nb::arg("number"),
              nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "xla_share_memory",
+      [](const Communicator* of) {
+        const nb::gil_scoped_release release;
+        set_xla_window(of == nullptr ? nullptr : of->driver->window());
+      },
+      nb::arg("of").none());
   module.def("xla_ask", &ask_python, nb::arg("explain"), nb::arg("compare"));
 }
 

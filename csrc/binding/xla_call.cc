@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "binding/xla_memory.h"
 
 namespace ringdl::binding {
 namespace {
@@ -126,16 +127,20 @@ std::byte* copied(const xla::Buffer& in, const xla::Buffer& out) {
 }
 
 XlaWorks::~XlaWorks() {
+  if (ended_ == all_.size()) return;
   for (const auto& work : all_) {
     try {
       ranks_.driver->give_up(work, why_);
     } catch (const std::exception&) {  // after shutdown() nothing is in flight
     }
   }
+  for (const void* array : arrays_) keep_xla_memory(array);
 }
 
 void XlaWorks::submit(const Call& call, void* data) {
   all_.push_back(ranks_.driver->submit(call, data));
+  arrays_.push_back(data);
+  if (call.output != nullptr) arrays_.push_back(call.output);
 }
 
 // Threads of XLA's that are not Python's main one see no signal; and Python goes on beside them,
@@ -150,6 +155,7 @@ Work& XlaWorks::wait(size_t number) {
                      ". It is given up: have all ranks run the same compiled functions, or "
                      "wait for longer by RINGDL_TIMEOUT");
   }
+  ++ended_;
   return *all_[number];
 }
 

@@ -89,6 +89,8 @@ class XlaWorks {
  private:
   const XlaRanks& ranks_;
   std::vector<std::shared_ptr<Work>> all_;
+  std::vector<const void*> arrays_;                                    // theirs
+  size_t ended_ = 0;                                                   // without an error
   std::string why_ = "the compiled function ended by an error there";  // that they are given up
 };
 

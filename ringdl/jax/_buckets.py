@@ -39,9 +39,9 @@ def _results(*operands: Any, count: int, **_: Any) -> Any:
 
 
 def _lower(ctx: Any, *operands: Any, plan: Plan, bucket: int, count: int, **params: Any) -> Any:
-    options, numbers = plan.options, {"aliased": count, "count": count, "plan": plan.number}
-    how = {"kind": Kind.allreduce, "op": options.op, "wire": options.wire, **numbers}
-    return lower(ctx, *operands, root=plan.root(bucket), **how, **params)
+    numbers: Any = {"aliased": count, "count": count, "plan": plan.number}
+    how: Any = {"kind": Kind.allreduce, "op": plan.options.op, "root": plan.root(bucket)}
+    return lower(ctx, *operands, wire=plan.options.wire, **numbers, **how, **params)
 
 
 def _derivative(primals: Any, tangents: Any, *, count: int, **params: Any) -> Any:

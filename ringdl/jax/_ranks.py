@@ -53,6 +53,7 @@ def _settle() -> None:
     with suppress(Exception):  # which whoever needs the result gets, too
         jax.effects_barrier()
     dispatch.runtime_tokens.clear()
+    _engine.xla_share_memory(None)
 
 
 _startup.before_shutdown.append(_settle)
@@ -75,6 +76,8 @@ class Ranks:
         engine: Any = its._engine
         if isinstance(engine, _engine.Communicator):
             _engine.xla_use(self.number, engine, its._group, its._timeout)
+            if its._shared.jax_memory:
+                _engine.xla_share_memory(engine)
         else:  # a group of ranks that there are no more
             _engine.xla_forget(self.number)
 

@@ -175,7 +175,7 @@ def _is_variable(source: Any) -> bool:
 
 
 def _name(source: Any) -> str:
-    return getattr(source, "path", None) or getattr(source, "name", "a tensor")
+    return str(getattr(source, "path", None) or getattr(source, "name", "a tensor"))
 
 
 def _read(variable: Any) -> Array:

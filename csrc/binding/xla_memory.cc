@@ -1,0 +1,50 @@
+#include "binding/xla_memory.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <utility>
+
+#include "base/imports.h"
+#include "transport/shm/reused_blocks.h"
+
+namespace ringdl::binding {
+namespace {
+
+// Smaller arrays are reduced together, in a copy.
+constexpr size_t kLeastBytes = 256 << 10;
+
+// Never destroyed: XLA frees arrays after that.
+ReusedBlocks& blocks() {
+  static auto* const its = new ReusedBlocks;
+  return *its;
+}
+
+int allocate(void** block, size_t alignment, size_t bytes) {
+  if (bytes >= kLeastBytes && alignment <= Window::kAlignment) {
+    if (void* const its = blocks().take(bytes)) {
+      *block = its;
+      return 0;
+    }
+  }
+  return posix_memalign(block, alignment, bytes);
+}
+
+void release(void* block) {
+  if (block != nullptr && !blocks().give_back(block)) std::free(block);
+}
+
+}  // namespace
+
+void take_over_xla_memory(const void* inside) {
+  static const bool is_done = replace_imports(
+      inside, std::array{Import{"posix_memalign", reinterpret_cast<void*>(&allocate)},
+                         Import{"free", reinterpret_cast<void*>(&release)}});
+  (void)is_done;
+}
+
+void set_xla_window(std::shared_ptr<Window> window) { blocks().set_window(std::move(window)); }
+
+void keep_xla_memory(const void* array) { blocks().keep_for_good(array); }
+
+}  // namespace ringdl::binding
