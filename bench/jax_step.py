@@ -5,10 +5,10 @@
 Each has jobs of its own, as its users would, with one thread per rank; they take turns. "leaves" is
 an allreduce of mpi4jax for each gradient, "flat" one of all of them, concatenated. Two ranks, a
 network of 27 million parameters, SGD, parameters given away to the step (``donate_argnums``). A
-step's time is that of the slowest rank. What a step takes longer than computing alone is what its
-averaging costs; beside it stands how long `ringdl.allreduce_` takes for as many bytes in
-`ringdl.empty`. Ratios are of medians in the same round, and the median over rounds is taken. All
-end with the same parameters.
+step's time is that of the slowest rank. Each step is followed by one of the same network that
+averages nothing ("beside"), and by `ringdl.allreduce_` of as many bytes in `ringdl.empty`: what a
+step takes longer than the one beside it is what averaging costs. Figures are medians of all steps
+of a job, then over rounds; ratios are of jobs of the same round. All end with the same parameters.
 
 mpi4jax has to be there beside ringdl and an MPI, in the environment that ``--python`` names. Its
 wheel is built with the MPI's compiler: ``MPICC=... pip install mpi4jax``.
@@ -32,7 +32,7 @@ from typing import Any
 import links
 import numpy as np
 
-KINDS = ("ringdl", "leaves", "flat", "alone")
+KINDS = ("ringdl", "leaves", "flat")
 Tree = Any
 
 
@@ -63,6 +63,32 @@ def averaging(kind: str) -> Callable[[Tree], Tree]:
     return of_flat if kind == "flat" else lambda gradients: jax.tree.map(mean, gradients)
 
 
+class Step:
+    """A compiled step and the parameters that it trains."""
+
+    def __init__(self, kind: str, loss: Callable[[Tree], Any], parameters: Tree) -> None:
+        import jax
+        import jax.numpy as jnp
+        import optax
+
+        average = averaging(kind)
+        optimizer = optax.sgd(1e-3)
+
+        def step(parameters: Tree, state: Tree) -> tuple[Tree, Tree]:
+            updates, state = optimizer.update(average(jax.grad(loss)(parameters)), state)
+            return optax.apply_updates(parameters, updates), state
+
+        self._compiled = jax.jit(step, donate_argnums=(0, 1))
+        self.parameters = jax.tree.map(jnp.copy, parameters)
+        self._state = optimizer.init(self.parameters)
+
+    def __call__(self) -> None:
+        import jax
+
+        self.parameters, self._state = self._compiled(self.parameters, self._state)
+        jax.block_until_ready(self.parameters)
+
+
 def run_rank(chosen: argparse.Namespace) -> None:
     """One rank of one job."""
     import jax
@@ -71,6 +97,9 @@ def run_rank(chosen: argparse.Namespace) -> None:
     from mpi4py import MPI
 
     import ringdl
+
+    if chosen.kind == "ringdl":
+        import ringdl.jax
 
     world = MPI.COMM_WORLD
     ringdl.init()
@@ -92,41 +121,27 @@ def run_rank(chosen: argparse.Namespace) -> None:
         logits = values @ weight + bias
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-    average = averaging(chosen.kind)
-    optimizer = optax.sgd(1e-3)
-
-    def step(parameters: Tree, state: Tree) -> tuple[Tree, Tree]:
-        updates, state = optimizer.update(average(jax.grad(loss)(parameters)), state)
-        return optax.apply_updates(parameters, updates), state
-
-    compiled = jax.jit(step, donate_argnums=(0, 1))
-    state = optimizer.init(parameters)
-    seconds = []
-    for turn in range(-3, chosen.steps):
-        world.Barrier()
-        begin = time.perf_counter()
-        parameters, state = compiled(parameters, state)
-        jax.block_until_ready(parameters)
-        slowest = world.allreduce(time.perf_counter() - begin, MPI.MAX)
-        if turn >= 0:
-            seconds.append(slowest)
-    leaves = jax.tree.leaves(parameters)
-    count = sum(leaf.size for leaf in leaves)
+    steps = {name: Step(name, loss, parameters) for name in (chosen.kind, "alone")}
+    count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
     shared = ringdl.empty(count, "float32")
     shared[:] = 1
-    communication = []
-    for _ in range(7):
-        world.Barrier()
-        begin = time.perf_counter()
-        ringdl.allreduce_(shared)
-        communication.append(world.allreduce(time.perf_counter() - begin, MPI.MAX))
+    turns = {**steps, "allreduce": lambda: ringdl.allreduce_(shared)}
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for turn in range(-3, chosen.steps):
+        for name, take in turns.items():
+            world.Barrier()
+            begin = time.perf_counter()
+            take()
+            slowest = world.allreduce(time.perf_counter() - begin, MPI.MAX)
+            if turn >= 0:
+                seconds[name].append(slowest)
+    leaves = jax.tree.leaves(steps[chosen.kind].parameters)
     if world.rank == 0:
         answer = {
             "mpi": " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split()),
             "jax": jax.__version__,
             "parameters": count,
             "seconds": seconds,
-            "communication": statistics.median(communication),
             "sums": [float(np.asarray(leaf, np.float64).sum()) for leaf in leaves],
         }
         chosen.json.write_text(json.dumps(answer))
@@ -151,11 +166,12 @@ def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict
         for kind in ("leaves", "flat"):
             if not np.allclose(jobs["ringdl"]["sums"], jobs[kind]["sums"], rtol=1e-4, atol=1e-3):
                 raise SystemExit(f"ringdl and mpi4jax ({kind}) ended with different parameters")
-    middle = [{kind: statistics.median(jobs[kind]["seconds"]) for kind in KINDS} for jobs in rounds]
-    allreduce = [jobs["ringdl"]["communication"] for jobs in rounds]
-    costs = {
-        kind: [each[kind] - each["alone"] for each in middle] for kind in KINDS if kind != "alone"
-    }
+    costs = {kind: [_cost(jobs[kind]["seconds"], kind) for jobs in rounds] for kind in KINDS}
+    of_ringdl = [jobs["ringdl"]["seconds"] for jobs in rounds]
+    allreduce = [statistics.median(each["allreduce"]) for each in of_ringdl]
+    middle = [
+        {kind: statistics.median(jobs[kind]["seconds"][kind]) for kind in KINDS} for jobs in rounds
+    ]
     return {
         "machine": links.machine(),
         "mpi": rounds[0]["ringdl"]["mpi"],
@@ -165,10 +181,13 @@ def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict
         "parameters": rounds[0]["ringdl"]["parameters"],
         "step ratios": {
             kind: statistics.median(each[kind] / each["ringdl"] for each in middle)
-            for kind in KINDS
-            if kind != "ringdl"
+            for kind in KINDS[1:]
         },
         "cost": {kind: statistics.median(each) for kind, each in costs.items()},
+        "cost ratios": {
+            kind: statistics.median(costs[kind]) / statistics.median(costs["ringdl"])
+            for kind in KINDS[1:]
+        },
         "allreduce": statistics.median(allreduce),
         "cost / allreduce": statistics.median(
             cost / alone for cost, alone in zip(costs["ringdl"], allreduce, strict=True)
@@ -177,21 +196,29 @@ def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict
     }
 
 
+def _cost(seconds: dict[str, list[float]], kind: str) -> float:
+    """What averaging costs: how much longer a step takes than the one without it beside it."""
+    return statistics.median(a - b for a, b in zip(seconds[kind], seconds["alone"], strict=True))
+
+
 def lines(answer: dict[str, Any]) -> list[str]:
     said = [f"{answer['parameters'] / 1e6:.1f} M parameters, {answer['ranks']} ranks"]
     for kind, of_rounds in answer["seconds"].items():
-        times = [1e3 * second for seconds in of_rounds for second in seconds]
-        deciles = statistics.quantiles(times, n=10)
-        cost = f", averaging {1e3 * answer['cost'][kind]:.1f}" if kind in answer["cost"] else ""
-        middle = statistics.median(times)
-        said.append(
-            f"{kind:8}{middle:8.1f} ms  (p10 {deciles[0]:.1f}, p90 {deciles[-1]:.1f}){cost}"
-        )
+        for name in (kind, "alone"):
+            times = [1e3 * second for seconds in of_rounds for second in seconds[name]]
+            deciles = statistics.quantiles(times, n=10)
+            said.append(
+                f"{name if name == kind else '   beside':10}{statistics.median(times):8.1f} ms  "
+                f"(p10 {deciles[0]:.1f}, p90 {deciles[-1]:.1f})"
+            )
+        said[-2] += f", averaging {1e3 * answer['cost'][kind]:.1f}"
     said.append(
         f"allreduce_ in ringdl.empty {1e3 * answer['allreduce']:.1f} ms; averaging costs "
         f"{answer['cost / allreduce']:.2f} times that"
     )
-    return said + [f"{kind} / ringdl = {each:.2f}" for kind, each in answer["step ratios"].items()]
+    for kind, each in answer["step ratios"].items():
+        said.append(f"{kind} / ringdl = {each:.2f}; averaging {answer['cost ratios'][kind]:.1f}")
+    return said
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -27,6 +27,9 @@ _default: Communicator | None = None
 _last: weakref.ref[Shared] | None = None
 """What the communicators have in common that the last `init` has made, if any is alive."""
 _hooked = False
+after_init: list[Callable[[Communicator], object]] = []
+"""What frameworks do once there are ranks."""
+
 before_shutdown: list[Callable[[], object]] = []
 """What adapters have to do before an engine ends."""
 
@@ -100,6 +103,8 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         _children.mark(os.environ, _default)
     _last = weakref.ref(_default._shared)
     _engine.set_default(_default._engine, _default._finish_allreduce)
+    for follow in after_init:
+        follow(_default)
     return _default
 
 

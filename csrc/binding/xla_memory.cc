@@ -7,6 +7,7 @@
 
 #include "base/imports.h"
 #include "transport/shm/reused_blocks.h"
+#include "transport/shm/segment_window.h"
 
 namespace ringdl::binding {
 namespace {
@@ -43,7 +44,12 @@ void take_over_xla_memory(const void* inside) {
   (void)is_done;
 }
 
-void set_xla_window(std::shared_ptr<Window> window) { blocks().set_window(std::move(window)); }
+// Where the system promises no more memory than it has, a region of pages that may never be touched
+// is too much to ask for.
+void set_xla_window(std::shared_ptr<Window> window) {
+  if (SegmentWindow::commits_strictly()) window = nullptr;
+  blocks().set_window(std::move(window));
+}
 
 void keep_xla_memory(const void* array) { blocks().keep_for_good(array); }
 

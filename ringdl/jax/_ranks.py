@@ -56,7 +56,16 @@ def _settle() -> None:
     _engine.xla_share_memory(None)
 
 
+def _share_memory(communicator: ringdl.Communicator) -> None:
+    """Have XLA allocate arrays where the ranks share memory, from now on."""
+    if communicator._shared.jax_memory:
+        _engine.xla_share_memory(communicator._shared.engine)
+
+
 _startup.before_shutdown.append(_settle)
+_startup.after_init.append(_share_memory)
+if ringdl.is_initialized():
+    _share_memory(ringdl.get_communicator())
 
 
 class Ranks:
@@ -76,8 +85,6 @@ class Ranks:
         engine: Any = its._engine
         if isinstance(engine, _engine.Communicator):
             _engine.xla_use(self.number, engine, its._group, its._timeout)
-            if its._shared.jax_memory:
-                _engine.xla_share_memory(engine)
         else:  # a group of ranks that there are no more
             _engine.xla_forget(self.number)
 

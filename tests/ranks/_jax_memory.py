@@ -29,16 +29,14 @@ def total(x: Any) -> Any:
     return rj.allreduce(x + 1, ringdl.Sum)
 
 
-def address(x: Any) -> int:
-    return int(x.unsafe_buffer_pointer())
-
-
 def segment_of(x: Any) -> str | None:
     """The segment's number, if the array lies in one."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        begin, end, rest = re.split("[- ]", line, maxsplit=2)
-        if int(begin, 16) <= address(x) < int(end, 16):
-            return rest.split()[3] if "memfd:ringdl" in rest else None
+    address = x.unsafe_buffer_pointer()
+    for _ in range(100):  # a map that other threads change while it is read may lack lines
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            begin, end, rest = re.split("[- ]", line, maxsplit=2)
+            if int(begin, 16) <= address < int(end, 16):
+                return rest.split()[3] if "memfd:ringdl" in rest else None
     raise AssertionError("the array lies nowhere")
 
 

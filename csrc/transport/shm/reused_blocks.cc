@@ -1,5 +1,6 @@
 #include "transport/shm/reused_blocks.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,34 @@
 #include "base/keep_for_good.h"
 
 namespace ringdl {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr size_t kLeastRegionBytes = 64 << 20;
+
+// After so many takes, pages go back to the system that neither these nor as many before have
+// needed; if they are many.
+constexpr int kTakesPerPeriod = 512;
+constexpr uint64_t kManyBytes = 64 << 20;
+
+// Half of the machine's memory, or what there is.
+std::shared_ptr<std::byte> allocate_region(Window& window, size_t& bytes) {
+  bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * kPage / 2;
+  for (; bytes >= kLeastRegionBytes; bytes /= 2) {
+    if (std::shared_ptr<std::byte> memory = window.allocate(bytes)) return memory;
+  }
+  return nullptr;
+}
+
+std::byte* page_at(std::byte* address) {
+  return reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(address) + kPage - 1) / kPage *
+                                      kPage);
+}
+
+}  // namespace
+
+ReusedBlocks::Region::Region(std::shared_ptr<std::byte> its_memory, size_t bytes)
+    : memory(std::move(its_memory)), data(page_at(memory.get())), heap(0, bytes - kPage) {}
 
 ReusedBlocks::ReusedBlocks() : process_(getpid()) {}
 
@@ -16,47 +45,41 @@ void ReusedBlocks::set_window(std::shared_ptr<Window> window) {
   const std::lock_guard guard(mutex_);
   if (window == window_) return;
   window_ = std::move(window);
-  kept_.clear();
-  kept_bytes_ = 0;
+  region_ = nullptr;
+  if (!window_) return;
+  size_t bytes = 0;
+  std::shared_ptr<std::byte> memory = allocate_region(*window_, bytes);
+  if (memory) region_ = std::make_shared<Region>(std::move(memory), bytes);
 }
 
 void* ReusedBlocks::take(size_t bytes) {
   if (getpid() != process_) return nullptr;
   const std::lock_guard guard(mutex_);
-  if (!window_) return nullptr;
-  size_t its_bytes = bytes;
-  std::shared_ptr<std::byte> memory = reuse(bytes, its_bytes);
-  if (!memory) {
-    let_go(bytes);
-    memory = window_->allocate(bytes);
-    if (!memory) return nullptr;
+  if (!region_) return nullptr;
+  const std::optional<uint64_t> begin = region_->heap.take(bytes, kPage);
+  if (!begin) return nullptr;
+  Region& its = *region_;
+  const uint64_t end = *begin + bytes;
+  its.taken.emplace(*begin, end);
+  its.end_now = std::max(its.end_now, end);
+  its.touched_end = std::max(its.touched_end, end);
+  if (++its.takes % kTakesPerPeriod == 0) {
+    its.remove_pages_above(std::max(its.end_now, its.end_before));
+    its.end_before = std::exchange(its.end_now, its.taken.rbegin()->second);
   }
-  const auto at = reinterpret_cast<uintptr_t>(memory.get());
+  const auto at = reinterpret_cast<uintptr_t>(its.data + *begin);
   begin_ = std::min(begin_.load(), at);
-  end_ = std::max(end_.load(), at + its_bytes);
-  taken_bytes_ += its_bytes;
-  most_bytes_ = std::max(most_bytes_, taken_bytes_);
-  void* const data = memory.get();
-  taken_.emplace(at, Block{std::move(memory), its_bytes});
-  return data;
+  end_ = std::max(end_.load(), at + bytes);
+  taken_.emplace(at, Block{region_, bytes});
+  return reinterpret_cast<void*>(at);
 }
 
-// A kept block of at least so many bytes, and at most an eighth more.
-std::shared_ptr<std::byte> ReusedBlocks::reuse(size_t bytes, size_t& its_bytes) {
-  const auto found = kept_.lower_bound(bytes);
-  if (found == kept_.end() || found->first > bytes + bytes / 8) return nullptr;
-  its_bytes = found->first;
-  kept_bytes_ -= its_bytes;
-  return std::move(kept_.extract(found).mapped());
-}
-
-// Frees kept blocks, the largest first, until there is room for so many bytes.
-void ReusedBlocks::let_go(size_t bytes) {
-  while (!kept_.empty() && taken_bytes_ + kept_bytes_ + bytes > most_bytes_) {
-    const auto largest = std::prev(kept_.end());
-    kept_bytes_ -= largest->first;
-    kept_.erase(largest);
-  }
+// As Segment::discard() does; where memory is no segment, pages stay.
+void ReusedBlocks::Region::remove_pages_above(uint64_t end) {
+  if (touched_end < end + kManyBytes) return;
+  std::byte* const first = page_at(data + end);
+  madvise(first, static_cast<size_t>(data + touched_end - first), MADV_REMOVE);
+  touched_end = end;
 }
 
 bool ReusedBlocks::give_back(void* block) {
@@ -68,15 +91,15 @@ bool ReusedBlocks::give_back(void* block) {
   const std::lock_guard guard(mutex_);
   const auto found = taken_.find(at);
   if (found == taken_.end()) return false;
-  Block its = std::move(found->second);
-  taken_.erase(found);
-  taken_bytes_ -= its.bytes;
-  if (its.is_kept_for_good) {
-    ringdl::keep_for_good(std::move(its.memory));
-  } else if (window_ && window_->offset_of(block, its.bytes)) {
-    kept_bytes_ += its.bytes;
-    kept_.emplace(its.bytes, std::move(its.memory));
+  Region& its = *found->second.region;
+  if (found->second.is_kept_for_good) {
+    ringdl::keep_for_good(its.memory);
+  } else {
+    const auto begin = static_cast<uint64_t>(static_cast<std::byte*>(block) - its.data);
+    its.taken.erase(begin);
+    its.heap.give_back(begin);
   }
+  taken_.erase(found);
   return true;
 }
 

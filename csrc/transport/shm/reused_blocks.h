@@ -6,14 +6,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
+#include "transport/shm/heap.h"
 #include "transport/window.h"
 
 namespace ringdl {
 
-/// Blocks of a window's memory for a program that takes and gives back the same sizes again and
-/// again: freed ones keep their pages, for the next of about their size. What is taken and kept
-/// together is never more than the most that was taken at once.
+/// Blocks of a window's memory for a program that takes and gives back large ones again and again:
+/// what is free keeps its pages for the next, except far above what was taken lately.
 ///
 /// Threads: any. In a child made by fork() nothing is taken, and what is given back stays as it is:
 /// it is the parent's.
@@ -21,10 +22,10 @@ class ReusedBlocks {
  public:
   ReusedBlocks();
 
-  /// Blocks are of this window from now on; null: there are none. Kept ones are freed.
+  /// Blocks are of this window from now on; null: there are none. Earlier ones stay valid.
   void set_window(std::shared_ptr<Window> window);
 
-  /// Null: there is no window, or no more memory in it. Aligned as the window's allocations.
+  /// Null: there is no window, or no more memory in it. Aligned as pages.
   void* take(size_t bytes);
 
   /// Whether it is one of these. Cheap for others.
@@ -35,14 +36,25 @@ class ReusedBlocks {
   void keep_for_good(const void* inside);
 
  private:
+  // What blocks are taken from: a large part of the window's memory, whose pages exist once
+  // touched.
+  struct Region {
+    Region(std::shared_ptr<std::byte> its_memory, size_t bytes);
+    void remove_pages_above(uint64_t end);
+
+    const std::shared_ptr<std::byte> memory;
+    std::byte* const data;               // its first page
+    Heap heap;                           // of offsets from there
+    std::map<uint64_t, uint64_t> taken;  // begin -> end
+    // Ends of what was taken: of all pages that may exist, and of this and of the last period.
+    uint64_t touched_end = 0, end_now = 0, end_before = 0;
+    int takes = 0;
+  };
   struct Block {
-    std::shared_ptr<std::byte> memory;
+    std::shared_ptr<Region> region;
     size_t bytes;
     bool is_kept_for_good = false;
   };
-
-  std::shared_ptr<std::byte> reuse(size_t bytes, size_t& its_bytes);
-  void let_go(size_t bytes);
 
   const int64_t process_;
   // Bounds of all blocks there were: what lies outside is none.
@@ -50,9 +62,8 @@ class ReusedBlocks {
 
   std::mutex mutex_;
   std::shared_ptr<Window> window_;
+  std::shared_ptr<Region> region_;
   std::map<uintptr_t, Block> taken_;
-  std::multimap<size_t, std::shared_ptr<std::byte>> kept_;  // by bytes
-  size_t taken_bytes_ = 0, kept_bytes_ = 0, most_bytes_ = 0;
 };
 
 }  // namespace ringdl

@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kMiB = 1 << 20;
 
-std::shared_ptr<HeapWindow> window(size_t bytes = 64 * kMiB) {
+std::shared_ptr<HeapWindow> window(size_t bytes = 200 * kMiB) {
   return std::make_shared<HeapWindow>(
       0, HeapWindow::Memories{std::make_shared<HeapWindow::Memory>(bytes)});
 }
@@ -43,7 +43,7 @@ void test_the_same_sizes_get_the_same_blocks() {
     std::vector<void*> step_blocks;
     for (const size_t bytes : {3 * kMiB, kMiB, kMiB, 2 * kMiB}) {
       step_blocks.push_back(blocks.take(bytes));
-      CHECK_EQ(reinterpret_cast<uintptr_t>(step_blocks.back()) % Window::kAlignment, 0u);
+      CHECK_EQ(reinterpret_cast<uintptr_t>(step_blocks.back()) % 4096, 0u);
       std::memset(step_blocks.back(), step, bytes);
     }
     CHECK_EQ(std::set<void*>(step_blocks.begin(), step_blocks.end()).size(), 4u);
@@ -54,27 +54,46 @@ void test_the_same_sizes_get_the_same_blocks() {
   CHECK(!blocks.give_back(*seen.begin()));  // twice
 }
 
-void test_a_block_is_hardly_larger_than_asked() {
+// Programs that take turns use the same memory, whatever the sizes of their blocks.
+void test_other_sizes_get_the_same_memory() {
   ReusedBlocks blocks;
   blocks.set_window(window());
-  blocks.give_back(blocks.take(30 * kMiB));  // as much may be held
-  void* const large = blocks.take(9 * kMiB);
+  void* const large = blocks.take(30 * kMiB);
   blocks.give_back(large);
   void* const small = blocks.take(4 * kMiB);
-  CHECK(small != large);
-  CHECK(blocks.take(8 * kMiB + 4096) == large);
+  CHECK(small == large);
+  CHECK(blocks.take(8 * kMiB) == static_cast<std::byte*>(large) + 4 * kMiB);
 }
 
-// The heap has room for 10 MiB: more than were taken at once are never held.
-void test_no_more_is_held_than_was_taken_at_once() {
+void test_memory_ends() {
   ReusedBlocks blocks;
-  blocks.set_window(window(10 * kMiB));
-  for (size_t mib = 1; mib <= 9; ++mib) {
-    void* const block = blocks.take(mib * kMiB);
-    CHECK(block != nullptr);
-    CHECK(blocks.give_back(block));
-  }
-  CHECK(blocks.take(11 * kMiB) == nullptr);
+  blocks.set_window(window(100 * kMiB));
+  void* const block = blocks.take(60 * kMiB);
+  CHECK(block != nullptr);
+  CHECK(blocks.take(60 * kMiB) == nullptr);
+  CHECK(blocks.give_back(block));
+  CHECK(blocks.take(60 * kMiB) == block);
+  ReusedBlocks others;
+  others.set_window(window(10 * kMiB));  // too little for a region
+  CHECK(others.take(kMiB) == nullptr);
+}
+
+// Whether the end of a block has kept its content after so many other takes.
+bool stays(int takes, size_t bytes) {
+  ReusedBlocks blocks;
+  blocks.set_window(std::make_shared<SegmentWindow>(0, 1, 1024 * kMiB));
+  auto* const block = static_cast<std::byte*>(blocks.take(bytes));
+  block[bytes - 1] = std::byte{7};
+  blocks.give_back(block);
+  for (int i = 0; i < takes; ++i) blocks.give_back(blocks.take(kMiB));
+  CHECK(blocks.take(bytes) == block);
+  return block[bytes - 1] == std::byte{7};
+}
+
+void test_pages_go_back_that_nobody_has_needed_for_long() {
+  CHECK(stays(900, 100 * kMiB));
+  CHECK(!stays(2000, 100 * kMiB));
+  CHECK(stays(2000, 50 * kMiB));
 }
 
 void test_another_window() {
@@ -110,7 +129,7 @@ void test_what_is_kept_for_good() {
 // A child has the parent's memory, not a copy.
 void test_a_child_takes_nothing() {
   ReusedBlocks blocks;
-  blocks.set_window(std::make_shared<SegmentWindow>(0, 1, 64 * kMiB));
+  blocks.set_window(std::make_shared<SegmentWindow>(0, 1, 1024 * kMiB));
   void* const block = blocks.take(kMiB);
   in_child("a child gives back what it has inherited", 10, [&] {
     CHECK(blocks.take(kMiB) == nullptr);
@@ -146,8 +165,9 @@ int main() {
   test_a_child_takes_nothing();
   test_without_a_window();
   test_the_same_sizes_get_the_same_blocks();
-  test_a_block_is_hardly_larger_than_asked();
-  test_no_more_is_held_than_was_taken_at_once();
+  test_other_sizes_get_the_same_memory();
+  test_memory_ends();
+  test_pages_go_back_that_nobody_has_needed_for_long();
   test_another_window();
   test_what_is_kept_for_good();
   test_threads();
