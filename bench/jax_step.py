@@ -252,7 +252,8 @@ def main(arguments: Sequence[str]) -> int:
     answer = report(chosen, rounds)
     print("\n".join(lines(answer)))
     if chosen.json:
-        command = {"command": shlex.join(["python", "bench/jax_step.py", *arguments])}
+        words = [word for word in arguments if word not in ("--python", chosen.python)]
+        command = {"command": shlex.join(["python", "bench/jax_step.py", *words])}
         chosen.json.write_text(json.dumps(command | answer, indent=1) + "\n")
     return 0
 

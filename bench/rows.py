@@ -5,9 +5,9 @@
     python bench/rows.py --only links    one measurement
     python bench/rows.py --show          what bench/results/ holds, without measuring
 
-Needs the environments of `make test`; simulated hosts need root and iproute2, and the machine's own
-Open MPI is included if it is there: what is missing is printed as not run. The results lie in
-bench/results/, or, of a short version, in build/bench/.
+Needs the environments of `make test`; simulated hosts need root and iproute2, one row mpi4jax, which
+is built by hand, and the machine's own Open MPI is included if it is there: what is missing is
+printed as not run. The results lie in bench/results/, or, of a short version, in build/bench/.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ MEASUREMENTS = (
         ("--rounds", "2"),
         needs_root=True,
     ),
+    Measurement("jax-step", ("bench/jax_step.py",), ("--rounds", "2")),
 )
 
 
@@ -153,6 +154,11 @@ def _size(results: Results, mib: float, mpi: str) -> Any:
     (run,) = [run for run in results["results"] if run["mpi"].startswith(mpi)]
     (size,) = [size for size in run["sizes"] if size["mib"] == mib]
     return size
+
+
+def _share_of_averaging(results: Results) -> float:
+    """How long an allreduce of as many bytes takes, over how long averaging takes in a step."""
+    return 1 / float(results["cost / allreduce"])
 
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
@@ -211,6 +217,14 @@ ROWS = (
     Row("  DDP over ringdl / DDP on Gloo", "step", 1.25, lambda r: r["ratios"]["ddp"]),
     Row("torch step, 4 hosts / DDP on Gloo", "step-hosts", 1.1, lambda r: r["ratios"]["gloo"]),
     Row("  share of communication hidden", "step-hosts", 0.60, lambda r: r["hidden"]),
+    Row(
+        "optax step, 27 M parameters / mpi4jax",
+        "jax-step",
+        1.5,
+        lambda r: min(r["step ratios"].values()),
+    ),
+    Row("  averaging there / mpi4jax", "jax-step", 1.5, lambda r: min(r["cost ratios"].values())),
+    Row("  allreduce_ in ringdl.empty / averaging there", "jax-step", 0.77, _share_of_averaging),
 )
 
 
@@ -267,7 +281,7 @@ def main(arguments: Sequence[str]) -> int:
             measure(measurement, folder, full=chosen.full)
         except hosts.HostsError as error:
             print(f"not run: {error}", file=sys.stderr)
-            failures += not measurement.needs_root
+            failures += not (measurement.needs_root or measurement.name == "jax-step")
     print("\n".join(table(folder)))
     return 1 if failures else 0
 
