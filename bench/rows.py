@@ -5,9 +5,10 @@
     python bench/rows.py --only links    one measurement
     python bench/rows.py --show          what bench/results/ holds, without measuring
 
-Needs the environments of `make test`; simulated hosts need root and iproute2, one row mpi4jax, which
-is built by hand, and the machine's own Open MPI is included if it is there: what is missing is
-printed as not run. The results lie in bench/results/, or, of a short version, in build/bench/.
+Needs the environments of `make test`; simulated hosts need root and iproute2, three rows need
+mpi4jax, which is built by hand, and the machine's own Open MPI is included if it is there: what is
+missing is printed as not run. The results lie in bench/results/, or, of a short version, in
+build/bench/.
 """
 
 from __future__ import annotations

@@ -51,16 +51,21 @@ class Library {
     return places;
   }
 
-  // A call that runs meanwhile takes the old function or the new one. False: the system refuses.
-  bool write(uintptr_t place, void* function) const {
-    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    auto* const begin = reinterpret_cast<void*>(place / page * page);
-    if (mprotect(begin, page, PROT_READ | PROT_WRITE) != 0) return false;
+  // Has a place be written to. False: the system refuses.
+  bool open(uintptr_t place) const {
+    return mprotect(page_of(place), page_bytes(), PROT_READ | PROT_WRITE) == 0;
+  }
+
+  // A call that runs meanwhile takes the old function or the new one.
+  void write(uintptr_t place, void* function) const {
     __atomic_store_n(reinterpret_cast<void**>(place), function, __ATOMIC_RELEASE);
-    if (place >= constants_.begin && place < constants_.end / page * page) {
-      mprotect(begin, page, PROT_READ);
-    }
-    return true;
+  }
+
+  // As it was after loading: constant, or not.
+  void close(uintptr_t place) const {
+    const bool is_constant =
+        place >= constants_.begin && place < constants_.end / page_bytes() * page_bytes();
+    if (is_constant) mprotect(page_of(place), page_bytes(), PROT_READ);
   }
 
  private:
@@ -71,6 +76,11 @@ class Library {
   struct Range {
     uintptr_t begin = 0, end = 0;
   };
+
+  static uintptr_t page_bytes() { return static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)); }
+  static void* page_of(uintptr_t place) {
+    return reinterpret_cast<void*>(place / page_bytes() * page_bytes());
+  }
 
   // The dynamic linker has made some of these entries addresses, and not others.
   template <class T>
@@ -120,8 +130,12 @@ int look(dl_phdr_info* its, size_t, void* data) {
     if (found.empty()) return 1;
     for (const uintptr_t place : found) places.emplace_back(place, import.replacement);
   }
-  search.is_done = std::ranges::all_of(
-      places, [&](const auto& each) { return library.write(each.first, each.second); });
+  const auto open = [&](const auto& each) { return library.open(each.first); };
+  search.is_done = std::ranges::all_of(places, open);
+  for (const auto& [place, function] : places) {
+    if (search.is_done) library.write(place, function);
+    library.close(place);
+  }
   return 1;
 }
 

@@ -197,6 +197,11 @@ class Gradients(Generic[A]):
         if self.is_pending or not self._is_averaged:
             self._average()
 
+    @property
+    def is_averaged(self) -> bool:
+        """Whether all that was accumulated in this step is averaged."""
+        return self._is_averaged and not self.is_pending
+
     def expect_round(self) -> None:
         """The gradients have been used or discarded: all ranks average before the next step."""
         self._is_averaged = False

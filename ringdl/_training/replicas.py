@@ -23,6 +23,8 @@ _FUSED_BYTES = 25 << 20
 _ALIGNMENT = 16
 """Of an array in a flat buffer: the bytes of the largest element."""
 
+_BROADCASTS = ("broadcasts of replicas",)
+
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 ArraySpec: TypeAlias = tuple[str, tuple[int, ...], str]
 """An array's name, shape and dtype."""
@@ -76,6 +78,7 @@ def agree_with_root(
 
 def broadcast(replicas: Iterable[Replica], root: int, communicator: ringdl.Communicator) -> None:
     """Overwrite arrays, of the same sizes on every rank, with those of the root. Collective."""
+    communicator._shared.made[_BROADCASTS] += 1
     together: list[Replica] = []
     total = 0
     for replica in replicas:
@@ -89,6 +92,11 @@ def broadcast(replicas: Iterable[Replica], root: int, communicator: ringdl.Commu
             together.append(replica)
             total += replica.nbytes
     _broadcast_together(together, root, communicator)
+
+
+def were_broadcast(communicator: ringdl.Communicator) -> bool:
+    """Whether this rank has got replicas of another one, or sent its own, in this epoch."""
+    return communicator._shared.made[_BROADCASTS] > 0
 
 
 def check(

@@ -58,7 +58,8 @@ def _settle() -> None:
 
 def _share_memory(communicator: ringdl.Communicator) -> None:
     """Have XLA allocate arrays where the ranks share memory, from now on."""
-    if communicator._shared.jax_memory:
+    is_rank = isinstance(communicator, ringdl.Communicator)  # else a child process of one
+    if is_rank and communicator._shared.jax_memory:
         _engine.xla_share_memory(communicator._shared.engine)
 
 

@@ -22,13 +22,18 @@ HOW_TO_MEND = (
 
 @dataclass(frozen=True)
 class Options:
-    """What a wrapped optimizer was told. See `DistributedOptimizer`."""
+    """What a wrapped optimizer was told. See `DistributedOptimizer`.
+
+    Attributes:
+        expects_broadcast: whether replicas become equal after the first step.
+    """
 
     op: ringdl.Reduction
     compression: AnyCompression
     predivisor: float
     sparse_as_dense: bool
     process_set: AnySet
+    expects_broadcast: bool = False
 
 
 class Averaging(Protocol):

@@ -25,7 +25,7 @@ def load_model(
         custom_optimizers: classes of optimizers that are not Keras' own.
         custom_objects: other classes and functions of the model, by name.
         compression: see `DistributedOptimizer`.
-        options: see `DistributedOptimizer`.
+        options: see `DistributedOptimizer`. ``backward_passes_per_step`` is to be given again.
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.saving.load_model(filepath, custom_objects=known)

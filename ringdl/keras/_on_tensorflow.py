@@ -17,12 +17,12 @@ from ringdl.tensorflow import _gradients
 class BackendAveraging:
     """See `Averaging`. Replicas are compared when the first step is made, or its graph.
 
-    Those of Keras 2, which are broadcast after the first step, are compared in the second.
+    Those that are broadcast after it, or made in it, are compared as those of a tape.
     """
 
     def __init__(self, named: Sequence[tuple[str, Any]], options: Options) -> None:
-        is_of_3 = all(hasattr(variable, "path") for _, variable in named)
-        if is_of_3:
+        is_now = not options.expects_broadcast and all(map(_is_there, named))
+        if is_now:
             with tf.init_scope():
                 known = [(name, VariableReplica(variable)) for name, variable in named]
                 ranks = communicator_of(options.process_set)
@@ -35,7 +35,7 @@ class BackendAveraging:
             options.predivisor,
             options.process_set,
             scale_local=False,
-            compares=not is_of_3,
+            compares=not is_now,
         )
 
     def average(self, gradients: Sequence[Any], values: Sequence[Any] | None) -> list[Any]:
@@ -45,3 +45,15 @@ class BackendAveraging:
 
     def finish_step(self) -> None:
         """See `Averaging`."""
+
+
+def _is_there(named: tuple[str, Any]) -> bool:
+    """Whether a variable of Keras 3 has a value: not so before the graph runs that makes it.
+
+    Those of Keras 2 are made, and broadcast, in the first step.
+    """
+    _, variable = named
+    with tf.init_scope():
+        return hasattr(variable, "path") and bool(
+            tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -63,7 +65,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         num_groups: see `name`.
         groups: see `name`.
         backward_passes_per_step: apply the gradients of so many steps at once, as Keras' own
-            ``gradient_accumulation_steps`` does, which has to be unset.
+            ``gradient_accumulation_steps`` does, which has to be unset or the same.
         average_aggregated_gradients: over these steps take the average, not the sum.
         process_set: whose ranks average. On a rank that is not in it nothing is averaged.
         scale_local_gradients: of variables that are kept local (`PartialDistributedOptimizer`):
@@ -110,6 +112,10 @@ def PartialDistributedOptimizer(  # noqa: N802
     wrapped = DistributedOptimizer(optimizer, *args, **kwargs)
     layers = local_layers if isinstance(local_layers, Iterable) else [local_layers]
     for layer in layers if local_layers is not None else ():
+        if not layer.built:
+            raise ringdl.UsageError(
+                f"the local layer {layer.name!r} has no variables yet; build the model first"
+            )
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)
     return wrapped
@@ -131,22 +137,30 @@ class Wrapped:
         self._options = options
         self._scale = scale
         self._scales_local = scales_local
+        self.expects_broadcast = False
+        """Whether replicas become equal after the first step."""
         self._local: set[int] = set()
         self._averaging: Averaging | None = None
         self._variables: list[Any] = []
         """Those of the first step, but for local ones."""
         self._places: dict[int, int] = {}
         """By id: where each of them is."""
-        bare = type(optimizer)
+        bare, its = type(optimizer), weakref.ref(optimizer)  # it goes when the model drops it
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        is_scaled = inner is not optimizer
+        self._couples = "a LossScaleOptimizer" if is_scaled else ""
+        if getattr(inner, "global_clipnorm", None):
+            self._couples = "global_clipnorm"
         self._backend = "tensorflow" if _is_legacy(optimizer) else keras.backend.backend()
 
         def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
             gradients, variables = zip(*grads_and_vars, strict=True)
             averages = self._averaged([*gradients], [*variables])
             pairs = zip(averages, variables, strict=True)
-            return bare.apply_gradients(optimizer, pairs, *args, **kwargs)
+            return bare.apply_gradients(its(), pairs, *args, **kwargs)
 
         def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+            optimizer: Any = its()
             if len(grads) == 0 or (trainable_variables is None and not optimizer.built):
                 bare.apply(optimizer, grads, trainable_variables)
                 return
@@ -156,6 +170,7 @@ class Wrapped:
             self._finish()
 
         def stateless_apply(variables: Any, grads: Any, trainable_variables: Any) -> Any:
+            optimizer: Any = its()
             known = optimizer._trainable_variables
             averages = self._averaged([*grads], known, trainable_variables)
             result = bare.stateless_apply(optimizer, variables, averages, trainable_variables)
@@ -171,7 +186,16 @@ class Wrapped:
         optimizer.register_local_var = self.register_local_var
 
     def register_local_var(self, var: Any) -> None:
-        """Do not average the gradients of a variable: each rank trains its own."""
+        """Do not average the gradients of a variable: each rank trains its own.
+
+        Raises:
+            UsageError: all variables are clipped or scaled together.
+        """
+        if self._couples:
+            raise ringdl.UsageError(
+                f"variables cannot be local with {self._couples}, by which local gradients would "
+                "change those that all ranks share"
+            )
         self._local.add(id(var))
 
     def _averaged(
@@ -193,7 +217,7 @@ class Wrapped:
                 self._backend,
                 self._variables,
                 [gradients[index] for index in shared],
-                self._options,
+                replace(self._options, expects_broadcast=self.expects_broadcast),
             )
         own: list[Any] = [None] * len(self._variables)
         own_values = None if values is None else [*own]
@@ -209,16 +233,23 @@ class Wrapped:
                 own_values[place] = values[index]
         averages = self._averaging.average(own, own_values)
         if self._scales_local and len(shared) < len(gradients):
-            gradients = [each if each is None else each / ranks.size for each in gradients]
+            gradients = [_scaled(each, 1 / ranks.size) for each in gradients]
         for index in shared:
             gradients[index] = averages[self._places[id(variables[index])]]
-        if self._scale != 1.0:
-            gradients = [each if each is None else each * self._scale for each in gradients]
-        return gradients
+        return [_scaled(each, self._scale) for each in gradients]
 
     def _finish(self) -> None:
         if self._averaging is not None:
             self._averaging.finish_step()
+
+
+def _scaled(gradient: Any, factor: float) -> Any:
+    if gradient is None or factor == 1.0:
+        return gradient
+    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
+        values = gradient.values * factor
+        return type(gradient)(values, gradient.indices, gradient.dense_shape)
+    return gradient * factor
 
 
 def is_wrapped(optimizer: Any) -> bool:
@@ -242,10 +273,16 @@ def _accumulate(optimizer: Any, passes: int, is_average: bool) -> float:
             f"backward_passes_per_step={passes} needs Keras 3; this optimizer is of tf_keras"
         )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if inner.gradient_accumulation_steps or inner.built:
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        raise ringdl.UsageError(
+            "a MultiOptimizer accumulates nothing; set gradient_accumulation_steps of its "
+            "optimizers instead of backward_passes_per_step"
+        )
+    known = inner.gradient_accumulation_steps
+    if known != passes and (known or inner.built):
         raise ringdl.UsageError(
             f"backward_passes_per_step={passes} becomes gradient_accumulation_steps, but the "
-            "optimizer has been built or has some already; make a new one"
+            "optimizer has been built or has others already; make a new one"
         )
     inner.gradient_accumulation_steps = passes
     return 1.0 if is_average else float(passes)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 import ringdl
 from ringdl._metrics import average_metrics
@@ -41,7 +42,8 @@ class _Callback(keras.callbacks.Callback):  # type: ignore[misc]
 class BroadcastGlobalVariablesCallback(_Callback):
     """All ranks begin with the weights, and the optimizer's state, of one of them.
 
-    A model of Keras 2 that is not built gets them after the first batch.
+    A model that is not built yet, which is possible on TensorFlow, gets them after the first batch.
+    Optimizers that a model has as other attributes are looked after, too.
 
     Args:
         root_rank: whose.
@@ -68,7 +70,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
                 "rank would find for itself whether gradients are finite; pass compile() "
                 "ringdl.keras.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
             )
-        if ringdl.size() > 1 and not is_wrapped(model.optimizer):
+        if ringdl.size() > 1 and not _wrapped_optimizers(model):
             warnings.warn(
                 "the model's optimizer is not wrapped, so the ranks train models of their own; "
                 f"before compile(): {HOW_TO_WRAP}",
@@ -78,6 +80,9 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._is_done = False
         if model.built:
             self._broadcast(model)
+        else:
+            for optimizer in _wrapped_optimizers(model):
+                optimizer._ringdl_wrapped.expects_broadcast = True
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Broadcast, if the model was not built before. Collective."""
@@ -86,11 +91,19 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     def _broadcast(self, model: Any) -> None:
         self._is_done = True
-        its_state = model.optimizer.variables
-        variables = [*model.weights, *(its_state() if callable(its_state) else its_state)]
+        variables = [*model.weights]
+        for optimizer in _wrapped_optimizers(model) or [model.optimizer]:
+            its_state = optimizer.variables
+            variables += its_state() if callable(its_state) else its_state
         broadcast_variables(
             [each for each in variables if id(each) not in self._local], self.root_rank
         )
+
+
+def _wrapped_optimizers(model: Any) -> list[Any]:
+    """That of ``compile``, and those that a model has for itself, as one with two networks has."""
+    found = {id(each): each for each in (model.optimizer, *vars(model).values())}
+    return [each for each in found.values() if is_wrapped(each)]
 
 
 class MetricAverageCallback(_Callback):
@@ -112,8 +125,12 @@ class MetricAverageCallback(_Callback):
         Raises:
             MismatchError: on every rank, if they have different metrics.
         """
-        if logs is not None:
-            logs.update(average_metrics(logs))
+        if logs is None:
+            return
+        arrays = {name: np.asarray(each) for name, each in logs.items() if np.size(each) > 1}
+        logs.update(average_metrics({name: logs[name] for name in logs if name not in arrays}))
+        for name in sorted(arrays):
+            logs[name] = ringdl.allreduce(arrays[name])
 
 
 class LearningRateScheduleCallback(_Callback):
@@ -235,7 +252,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nepoch {epoch + 1}: the learning rate has warmed up to {rate:g}")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class BestModelCheckpoint(_Callback, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """Rank 0 saves the model when it is the best so far.
 
     List `MetricAverageCallback` before it: then it is the best of all ranks.

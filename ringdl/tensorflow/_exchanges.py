@@ -181,7 +181,10 @@ def _alltoall(
 
 @as_it_is
 def join() -> Any:
-    """Wait until all ranks have called this: see `ringdl.torch.join`. The last one, as a tensor."""
+    """Wait until all ranks have called this: see `ringdl.torch.join`. The last one, as a tensor.
+
+    Broadcast its variables then: nothing compares them afterwards.
+    """
     [last] = call("join", lambda _: [np.array(joining.join(), np.int32)], [], [tf.int32], None)
     return tf.ensure_shape(last, [])
 

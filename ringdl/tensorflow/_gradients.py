@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,11 @@ _NAME = "gradients (DistributedGradientTape, DistributedOptimizer)"
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _HOW_TO_MEND = (
     "call ringdl.tensorflow.broadcast_variables(variables, root_rank=0) before the first step or "
-    "directly after it"
+    "directly after it, or, if they are meant to differ, set RINGDL_CHECK_REPLICAS=0"
 )
+_COMPARED_CALL = 10
+"""Which call compares replicas that nobody has broadcast: scripts broadcast within the first step,
+and may take several gradients in it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Options:
     """What a tape was told, or an optimizer. See `DistributedGradientTape`.
 
     Attributes:
-        compares: whether the second step compares the variables of all ranks.
+        compares: whether replicas are compared that nobody has broadcast.
     """
 
     op: Op
@@ -63,10 +67,13 @@ def average(sources: list[Any], gradients: list[Any], options: Options) -> list[
     sparse = [index for index, spec in enumerate(specs) if spec.is_sparse]
     missing = [index for index, each in enumerate(gradients) if each is None]
     is_eager = tf.executing_eagerly()
-    if len(missing) == len(gradients) and not is_eager:
-        return results
     rows = [part for i in sparse for part in (gradients[i].values, gradients[i].indices)]
-    variables = [*filter(_is_variable, sources)] if options.compares else []
+    # TensorFlow keeps the function for good, and what it refers to.
+    variables = {
+        index: weakref.ref(source)
+        for index, source in enumerate(sources if options.compares else [])
+        if _is_variable(source)
+    }
 
     def function(key: str | None, *arrays: Array) -> list[Array | None]:
         its_rows = arrays[len(whole) :]
@@ -75,11 +82,13 @@ def average(sources: list[Any], gradients: list[Any], options: Options) -> list[
             specs, its_whole, its_rows, variables, options, key, fills=is_eager
         )
         filled = missing if is_eager else []
-        return [*map(averages.get, whole), *gathered, *map(averages.get, filled)]
+        found = [*map(averages.get, whole), *gathered, *map(averages.get, filled)]
+        return found or [np.zeros((), np.int32)]
 
     def exchanged(tensors: Sequence[Any]) -> list[Any]:
         inputs = [*tensors, *rows]
-        found = call("gradients", function, inputs, [each.dtype for each in inputs], None)
+        dtypes = [each.dtype for each in inputs] or [tf.int32]  # an operation has results
+        found = call("gradients", function, inputs, dtypes, None)
         for result, tensor in zip(found, tensors, strict=False):
             result.set_shape(tensor.shape)
         of_rows = found[len(tensors) : len(inputs)]
@@ -87,7 +96,7 @@ def average(sources: list[Any], gradients: list[Any], options: Options) -> list[
             values.set_shape([None, *gradients[index].values.shape[1:]])
             indices.set_shape([None])
             results[index] = tf.IndexedSlices(values, indices, gradients[index].dense_shape)
-        for index, result in zip(missing, found[len(inputs) :], strict=False):
+        for index, result in zip(missing if is_eager else [], found[len(inputs) :], strict=False):
             results[index] = result
         return found[: len(tensors)]
 
@@ -113,6 +122,7 @@ def _spec(index: int, source: Any, gradient: Any) -> Spec:
         dtype.name,
         f"gradient {index} ({_name(source)})",
         isinstance(gradient, tf.IndexedSlices),
+        gradient is None,
     )
 
 
@@ -124,7 +134,7 @@ def _averaged(
     specs: Sequence[Spec],
     whole: Mapping[int, Array],
     rows: Sequence[Array],
-    variables: Sequence[Any],
+    variables: Mapping[int, weakref.ref[Any]],
     options: Options,
     key: str | None,
     *,
@@ -136,7 +146,7 @@ def _averaged(
         specs: of all gradients.
         whole: those that are dense, by index.
         rows: values and indices of the others in turns.
-        variables: those that the second step compares.
+        variables: those that may be compared, by index.
         options: of the tape.
         key: what the collectives are matched by; by default a name of their own.
         fills: whether gradients that only others have are zeros here; else they are an error.
@@ -149,15 +159,22 @@ def _averaged(
                     f"the {spec.name} has dtype {spec.dtype}; gradients are float64, float32, "
                     "float16 or bfloat16 (leave other sources out)"
                 )
+            if spec.is_sparse and options.op not in (ringdl.Sum, ringdl.Average):
+                raise ringdl.UsageError(
+                    f"the {spec.name} is tf.IndexedSlices, which are reduced with Sum or Average; "
+                    "pass sparse_as_dense=True"
+                )
     lacking = sum(not spec.is_sparse for spec in specs) - len(whole)
-    compares = _is_second_step(variables, communicator)
+    compares = _is_to_be_compared(variables, communicator)
     with one_of_several_steps():
         totals = agree(specs, communicator, key, key, lacking, compares=compares)
-        if totals.comparing and totals.ranks == communicator.size:  # none has joined
-            named = [(_name(variable), ArrayReplica(_read(variable))) for variable in variables]
-            replicas.check(named, communicator, f"{key} (replicas)", _HOW_TO_MEND)
         if totals.lacking:
             whole = _completed(specs, whole, totals.ranks, communicator, key, fills=fills)
+        if totals.comparing and totals.ranks == communicator.size:  # none has joined
+            # Rows of sparse ones are added up in any order: their bits may differ by now.
+            compared = [variables[index]() for index in whole if index in variables]
+            named = [(_name(variable), ArrayReplica(_read(variable))) for variable in compared]
+            replicas.check(named, communicator, f"{key} (replicas)", _HOW_TO_MEND)
         gathered = [communicator.allgather_async(each, f"{key} (rows)") for each in rows]
         scales = (1 / options.predivisor, options.predivisor)
         averages = reduce(
@@ -184,17 +201,17 @@ def _read(variable: Any) -> Array:
     return np.asarray(value)
 
 
-def _is_second_step(variables: Sequence[Any], communicator: ringdl.Communicator) -> bool:
-    """Whether these variables have got gradients once in this epoch; counts.
-
-    MPI training scripts broadcast variables before the first step or after it.
-    """
-    if not variables or not tf.executing_eagerly():  # a graph of TensorFlow 1
+def _is_to_be_compared(
+    variables: Mapping[int, weakref.ref[Any]], communicator: ringdl.Communicator
+) -> bool:
+    """Whether it is time to look for replicas that differ, as nobody has broadcast any; counts."""
+    first = next((variable() for variable in variables.values()), None)
+    if first is None or not tf.executing_eagerly():  # a graph of TensorFlow 1
         return False
-    steps: Counter[Any] = vars(variables[0]).setdefault("_ringdl_steps", Counter())
-    those = (communicator._id(), communicator.epoch, *map(id, variables))
-    steps[those] += 1
-    return steps[those] == 2
+    calls: Counter[Any] = vars(first).setdefault("_ringdl_calls", Counter())
+    those = (communicator._id(), communicator.epoch, *map(id, variables.values()))
+    calls[those] += 1
+    return calls[those] == _COMPARED_CALL and not replicas.were_broadcast(communicator)
 
 
 def _completed(

@@ -78,7 +78,8 @@ def call(
     if control_flow_util.GraphOrParentsInXlaContext(graph):
         raise ringdl.UsageError(
             "inside of tf.function(jit_compile=True) nothing can be called that is not compiled; "
-            "leave jit_compile out of the function that averages, and compile those it calls"
+            "leave jit_compile out of the function that averages, and compile those it calls "
+            "(Keras: model.compile(..., jit_compile=False))"
         )
 
     def run(*arrays: Any) -> Sequence[Array | None]:  # or numbers, of tensors without axes

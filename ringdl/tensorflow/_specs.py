@@ -21,18 +21,22 @@ class Spec:
         dtype: its name.
         name: on this rank.
         is_sparse: whether it is rows of a ``tf.IndexedSlices``.
+        is_missing: whether this rank has none.
     """
 
     shape: tuple[int | None, ...] | None
     dtype: str
     name: str
     is_sparse: bool = False
+    is_missing: bool = False
 
     def terms(self) -> tuple[Any, ...]:
         """What is compared."""
         return self.shape, self.dtype, self.is_sparse
 
     def __str__(self) -> str:
+        if self.is_missing:
+            return "None"
         shape = "" if self.shape is None else list(self.shape)
         return f"{'tf.IndexedSlices ' if self.is_sparse else ''}{self.dtype}{shape}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,7 @@ def check_options(comm: Communicator) -> None:
         alone.set_weights(together.get_weights())
         passes = options.get("backward_passes_per_step", 1)
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate), **options)
-        if passes == 1:
-            optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        optimizer = hvd.DistributedOptimizer(optimizer, **options)
         own = part_of_batches(comm, *data())
         fitted(compiled(together, optimizer), *own, comm.size)
         bare = keras.optimizers.SGD(0.1, gradient_accumulation_steps=passes if passes > 1 else None)
@@ -143,6 +143,77 @@ def check_gradients_by_hand(comm: Communicator) -> None:
     assert variables[2].numpy().tolist() == [-3.0, -3 * mean]
     optimizer.apply_gradients(zip(given, variables, strict=True))
     assert variables[2].numpy().tolist() == [-4.0, -4 * mean]
+
+
+def check_compiled_again(comm: Communicator) -> None:
+    """With another optimizer, as after a freeze: the first one has no more to do with it."""
+    keras.utils.set_random_seed(3)
+    together, alone = perceptron(), perceptron()
+    alone.set_weights(together.get_weights())
+    own = part_of_batches(comm, *data())
+    for turn in range(2):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 / comm.size), op=ringdl.Sum)
+        first = weakref.ref(optimizer)
+        fitted(compiled(together, optimizer), *own, comm.size)
+        fitted(compiled(alone, keras.optimizers.SGD(0.1)), *data())
+        if BATCH % comm.size == 0:
+            for mine, its in zip(together.get_weights(), alone.get_weights(), strict=True):
+                np.testing.assert_allclose(mine, its, **TOLERANCE)
+        del optimizer
+        compiled(together, keras.optimizers.SGD(0.1))
+        if BACKEND == "torch":
+            assert first() is None, turn  # without the garbage collector, which each rank has
+
+
+def check_changed_gradients(comm: Communicator) -> None:
+    """What each rank has changed before it is applied is averaged, in each step."""
+    variable = zeros(3)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    mean = (comm.size - 1) / 2
+    for step in range(1, 4):
+        if BACKEND == "torch":
+            variable.value.grad = None
+            (variable.value * 2).sum().backward()
+            gradient = variable.value.grad + comm.rank
+        else:
+            gradient = tensor([2.0 + comm.rank] * 3)
+        optimizer.apply([gradient], [variable])
+        assert variable.numpy().tolist() == [-(2 + mean) * step] * 3
+
+
+def check_embeddings(comm: Communicator) -> None:
+    """Their gradients are sparse on TensorFlow: accumulated, and of local layers, too."""
+    x, y = np.arange(BATCH * 4).reshape(BATCH, 4) % 9, np.ones((BATCH, 1))
+    for is_local in (False, True):
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Embedding(9, 3),
+                keras.layers.Flatten(),
+                keras.layers.Dense(1),
+            ]
+        )
+        wrap = hvd.PartialDistributedOptimizer if is_local else hvd.DistributedOptimizer
+        options = {"local_layers": model.layers[0]} if is_local else {"backward_passes_per_step": 2}
+        optimizer = wrap(keras.optimizers.SGD(0.1), **options)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        compiled(model, optimizer).fit(x, y, batch_size=4, verbose=0, callbacks=callbacks)
+        assert_same_bits(comm, model.layers[-1].kernel.numpy())
+
+
+@needs(ranks=2)
+def check_models_built_in_the_first_step(comm: Communicator) -> None:
+    """On TensorFlow they are broadcast after it."""
+    keras.utils.set_random_seed(comm.rank)
+    for is_eager in (False, True):
+        model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        x, y = np.ones((12, 2)), np.ones((12, 1))
+        its = compiled(model, optimizer, run_eagerly=is_eager)
+        its.fit(x, y, batch_size=4, verbose=0, callbacks=callbacks)
+        for weight in model.get_weights():
+            assert_same_bits(comm, weight)
 
 
 @needs(ranks=2)
@@ -362,10 +433,25 @@ def check_wrong_use(comm: Communicator) -> None:
         )
     with expect(ringdl.UsageError, "backward_passes_per_step must be at least 1, not 0"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0)
-    with expect(ringdl.UsageError, "has some already"):
+    with expect(ringdl.UsageError, "has others already"):
         hvd.DistributedOptimizer(
-            keras.optimizers.SGD(gradient_accumulation_steps=2), backward_passes_per_step=2
+            keras.optimizers.SGD(gradient_accumulation_steps=3), backward_passes_per_step=2
         )
+    with expect(ringdl.UsageError, "a MultiOptimizer accumulates nothing"):
+        several = keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.SGD())
+        )
+        hvd.DistributedOptimizer(several, backward_passes_per_step=2)
+    layer = keras.layers.Dense(2, name="late")
+    with expect(ringdl.UsageError, "the local layer 'late' has no variables yet"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(), local_layers=layer)
+    layer.build((None, 2))
+    for bare in (
+        keras.optimizers.SGD(global_clipnorm=1.0),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+    ):
+        with expect(ringdl.UsageError, "variables cannot be local with"):
+            hvd.PartialDistributedOptimizer(bare, local_layers=layer)
     with expect(ringdl.MismatchError, "broadcast_variables", "float64[3]", "float64[2]"):
         hvd.broadcast_variables([zeros(3 if is_last else 2)])
     with expect(ringdl.Error, "pass model.weights or"):

@@ -94,29 +94,71 @@ def check_errors_of_one_rank(comm: Communicator) -> None:
 
 @needs(ranks=2)
 def check_unequal_replicas(comm: Communicator) -> None:
-    """Found in the second step: the first one may precede the broadcast."""
+    """Found in the tenth call, unless somebody has broadcast: scripts do that in the first step."""
     last = comm.size - 1
     text = f"the replicas differ: in the parameter 'w:0', rank {last} has other values than rank 0"
-    v = tf.Variable([1.0, 2.0])
+    v, unused = tf.Variable([1.0, 2.0]), tf.Variable(float(comm.rank))
+    table = tf.Variable(tf.fill([3, 2], float(comm.rank)))
     for is_compiled, error in enumerate((ringdl.MismatchError, tf.errors.UnknownError)):
-        w = tf.Variable(1.0 + (comm.rank == last), name="w")
+        w = tf.Variable(1.0, name="w")
 
         def step(w: Any = w) -> Any:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(v) * w
-            return hvd.DistributedGradientTape(tape).gradient(loss, [v, w])
+                loss = tf.reduce_sum(v) * w + tf.reduce_sum(tf.gather(table, [1]))
+            return hvd.DistributedGradientTape(tape).gradient(loss, [unused, table, v, w])
 
         run = both(step)[is_compiled]
-        run()
-        with expect(error, text, "broadcast_variables(variables, root_rank=0)"):
-            run()
+        for is_broadcast in (False, True):
+            ringdl.shutdown()
+            ringdl.init()
+            w.assign(1.0 + (comm.rank == last))
+            for _ in range(9):
+                run()
+            if is_broadcast:
+                hvd.broadcast_variables([v], 0)
+                run()
+            else:
+                with expect(error, text, "broadcast_variables(variables, root_rank=0)"):
+                    run()
+            run()  # which compares no more
+        w.assign(1.0)
         ringdl.shutdown()
         ringdl.init()
-        run()
-        hvd.broadcast_variables([v, w], 0)
-        run()
-        w.assign_add(comm.rank)
-        run()  # which compares no more
+        for _ in range(11):  # only what differs by design does
+            run()
+
+
+@needs(ranks=2)
+def check_gradients_that_others_have(comm: Communicator) -> None:
+    """Of a tf.function none may be missing, not even all; sparse ones are refused by Adasum."""
+    v, table = tf.Variable(1.0), tf.Variable(tf.ones([4, 2]))
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = v * 2.0 if comm.rank == 0 else tf.constant(1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [v])
+
+    with expect(tf.errors.UnknownError, "is None on", "cannot make a tensor of None", within=10):
+        step()
+
+    @tf.function
+    def nothing() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.constant(1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [v])
+
+    assert nothing() == [None]
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(tf.gather(table, [1]))
+    adasum = hvd.DistributedGradientTape(tape, op=hvd.Adasum)
+    with expect(ringdl.UsageError, "is tf.IndexedSlices", "sparse_as_dense=True"):
+        adasum.gradient(loss, [table])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(v * tf.gather(table, [1])) if comm.rank == 0 else v * 1.0
+    with expect(ringdl.MismatchError, "on rank 0, but None on rank 1"):
+        hvd.DistributedGradientTape(tape).gradient(loss, [v, table])
+    assert float(hvd.allreduce(1.0, op=hvd.Sum)) == comm.size
 
 
 def check_wrong_use(comm: Communicator) -> None:

@@ -11,7 +11,7 @@
 namespace ringdl {
 namespace {
 
-constexpr uint64_t kPage = 4096;
+const auto kPage = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 constexpr size_t kLeastRegionBytes = 64 << 20;
 
 // After so many takes, pages go back to the system that neither these nor as many before have
@@ -45,6 +45,7 @@ void ReusedBlocks::set_window(std::shared_ptr<Window> window) {
   const std::lock_guard guard(mutex_);
   if (window == window_) return;
   window_ = std::move(window);
+  if (region_) region_->remove_free_pages();
   region_ = nullptr;
   if (!window_) return;
   size_t bytes = 0;
@@ -75,11 +76,25 @@ void* ReusedBlocks::take(size_t bytes) {
 }
 
 // As Segment::discard() does; where memory is no segment, pages stay.
+void ReusedBlocks::Region::remove_pages(uint64_t begin, uint64_t end) {
+  std::byte* const first = page_at(data + begin);
+  std::byte* const last = page_at(data + end);  // what lies between is free, or the block's own
+  if (first < last) madvise(first, static_cast<size_t>(last - first), MADV_REMOVE);
+}
+
 void ReusedBlocks::Region::remove_pages_above(uint64_t end) {
   if (touched_end < end + kManyBytes) return;
-  std::byte* const first = page_at(data + end);
-  madvise(first, static_cast<size_t>(data + touched_end - first), MADV_REMOVE);
+  remove_pages(end, touched_end);
   touched_end = end;
+}
+
+void ReusedBlocks::Region::remove_free_pages() {
+  uint64_t free_begin = 0;
+  for (const auto& [begin, end] : taken) {
+    remove_pages(free_begin, begin);
+    free_begin = end;
+  }
+  remove_pages(free_begin, std::max(free_begin, touched_end));
 }
 
 bool ReusedBlocks::give_back(void* block) {
@@ -98,6 +113,7 @@ bool ReusedBlocks::give_back(void* block) {
     const auto begin = static_cast<uint64_t>(static_cast<std::byte*>(block) - its.data);
     its.taken.erase(begin);
     its.heap.give_back(begin);
+    if (found->second.region != region_) its.remove_pages(begin, begin + found->second.bytes);
   }
   taken_.erase(found);
   return true;

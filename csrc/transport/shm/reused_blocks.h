@@ -40,7 +40,9 @@ class ReusedBlocks {
   // touched.
   struct Region {
     Region(std::shared_ptr<std::byte> its_memory, size_t bytes);
+    void remove_pages(uint64_t begin, uint64_t end);
     void remove_pages_above(uint64_t end);
+    void remove_free_pages();
 
     const std::shared_ptr<std::byte> memory;
     std::byte* const data;               // its first page

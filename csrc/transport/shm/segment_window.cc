@@ -69,6 +69,7 @@ std::optional<uint64_t> SegmentWindow::offset_of(const void* data, size_t bytes)
 }
 
 std::shared_ptr<std::byte> SegmentWindow::allocate(size_t bytes) {
+  if (getpid() != own_->process) return nullptr;
   return hold(own_->take_array(bytes), bytes);
 }
 
@@ -90,13 +91,14 @@ std::shared_ptr<std::byte> SegmentWindow::hold(std::optional<uint64_t> begin, si
     own_->give_back(piece);
     return nullptr;
   }
-  return {own_->segment->data() + piece.begin, [own = own_, piece, process = getpid()](std::byte*) {
-            if (getpid() == process) own->give_back(piece);  // else it is the parent's
+  return {own_->segment->data() + piece.begin, [own = own_, piece](std::byte*) {
+            if (getpid() == own->process) own->give_back(piece);  // else it is the parent's
           }};
 }
 
 SegmentWindow::Own::Own(std::shared_ptr<Segment> its_segment, bool reserves_pages)
     : segment(std::move(its_segment)),
+      process(getpid()),
       reserves(reserves_pages),
       kept_end(stages_begin(*segment) + kKeptStageBytes),
       arrays(kAlignment, stages_begin(*segment)),

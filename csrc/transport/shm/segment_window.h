@@ -49,7 +49,7 @@ class SegmentWindow final : public Window {
   std::optional<uint64_t> offset_of(const void* data, size_t bytes) const override;
 
   /// Freed memory goes back to the system, except some megabytes that are kept for the next arrays
-  /// of their sizes.
+  /// of their sizes. Null in a child made by fork(): the memory is its parent's.
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
   /// Pages stay for the next call, up to a bound.
   std::shared_ptr<std::byte> allocate_stage(size_t bytes) override;
@@ -72,6 +72,7 @@ class SegmentWindow final : public Window {
   // Allocations hold it, too.
   struct Own {
     std::shared_ptr<Segment> segment;
+    const int64_t process;
     const bool reserves;
     const uint64_t kept_end;
     std::mutex mutex;
