@@ -332,6 +332,15 @@ def test_children_cannot_make_process_groups(mpi_python: str, tmp_path: Path) ->
     assert ended.output.splitlines() == ["refused: True, ranks add up to 2"] * 2, ended.text
 
 
+@pytest.mark.any_mpi
+def test_children_may_be_the_first_to_import_an_adapter(mpi_python: str, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    ended = run_ranks(mpi_python, 2, "jax_children.py", folder=tmp_path)
+    assert ended.code == 0, ended.text
+    expected = "children: [3.0, 3.0], ranks add up to 2"
+    assert ended.output.splitlines() == [expected] * 2, ended.text
+
+
 @pytest.mark.parametrize("turn", range(5))  # the progress thread met MPI's end in every other job
 def test_an_init_that_fails_leaves_nothing_behind(
     mpi_python: str, turn: int, tmp_path: Path

@@ -114,6 +114,26 @@ void test_another_window() {
   CHECK(blocks.give_back(late));
 }
 
+// Its free pages go back at once, and those of its blocks when they are given back.
+void test_an_earlier_window_holds_no_pages() {
+  ReusedBlocks blocks;
+  blocks.set_window(std::make_shared<SegmentWindow>(0, 1, 1024 * kMiB));
+  auto* const first = static_cast<std::byte*>(blocks.take(kMiB));
+  auto* const second = static_cast<std::byte*>(blocks.take(kMiB));
+  auto* const third = static_cast<std::byte*>(blocks.take(kMiB));
+  for (std::byte* block : {first, second, third}) std::memset(block, 7, kMiB);
+  blocks.keep_for_good(third);
+  blocks.give_back(first);
+  blocks.set_window(window());
+  CHECK_EQ(static_cast<int>(first[kMiB - 1]), 0);
+  CHECK_EQ(static_cast<int>(second[0]), 7);
+  CHECK_EQ(static_cast<int>(second[kMiB - 1]), 7);
+  blocks.give_back(third);
+  blocks.give_back(second);
+  CHECK_EQ(static_cast<int>(second[kMiB - 1]), 0);  // the region is there as long as the third
+  CHECK_EQ(static_cast<int>(third[0]), 7);
+}
+
 void test_what_is_kept_for_good() {
   ReusedBlocks blocks;
   blocks.set_window(window());
@@ -129,13 +149,19 @@ void test_what_is_kept_for_good() {
 // A child has the parent's memory, not a copy.
 void test_a_child_takes_nothing() {
   ReusedBlocks blocks;
-  blocks.set_window(std::make_shared<SegmentWindow>(0, 1, 1024 * kMiB));
-  void* const block = blocks.take(kMiB);
+  const auto segment = std::make_shared<SegmentWindow>(0, 1, 1024 * kMiB);
+  blocks.set_window(segment);
+  void* const block = blocks.take(100 * kMiB);
+  std::memset(block, 7, 100 * kMiB);
   in_child("a child gives back what it has inherited", 10, [&] {
     CHECK(blocks.take(kMiB) == nullptr);
     CHECK(blocks.give_back(block));
     blocks.set_window(nullptr);
+    ReusedBlocks its_own;
+    its_own.set_window(segment);
+    CHECK(its_own.take(kMiB) == nullptr);
   });
+  CHECK(std::memchr(block, 0, 100 * kMiB) == nullptr);
   CHECK(blocks.take(kMiB) != block);
   CHECK(blocks.give_back(block));
 }
@@ -169,6 +195,7 @@ int main() {
   test_memory_ends();
   test_pages_go_back_that_nobody_has_needed_for_long();
   test_another_window();
+  test_an_earlier_window_holds_no_pages();
   test_what_is_kept_for_good();
   test_threads();
   return report();
