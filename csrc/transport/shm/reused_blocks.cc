@@ -19,11 +19,16 @@ constexpr size_t kLeastRegionBytes = 64 << 20;
 constexpr int kTakesPerPeriod = 512;
 constexpr uint64_t kManyBytes = 64 << 20;
 
-// Half of the machine's memory, or what there is.
+// Half of the machine's memory; or, where there is less, a part that leaves as much to others.
 std::shared_ptr<std::byte> allocate_region(Window& window, size_t& bytes) {
-  bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * kPage / 2;
-  for (; bytes >= kLeastRegionBytes; bytes /= 2) {
-    if (std::shared_ptr<std::byte> memory = window.allocate(bytes)) return memory;
+  const size_t wanted = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * kPage / 2;
+  for (bytes = wanted; bytes >= kLeastRegionBytes; bytes /= 2) {
+    std::shared_ptr<std::byte> memory = window.allocate(bytes);
+    if (memory && bytes == wanted) return memory;
+    if (!memory) continue;
+    memory = nullptr;
+    bytes /= 2;
+    return window.allocate(bytes);
   }
   return nullptr;
 }

@@ -67,12 +67,14 @@ void test_other_sizes_get_the_same_memory() {
 
 void test_memory_ends() {
   ReusedBlocks blocks;
-  blocks.set_window(window(100 * kMiB));
-  void* const block = blocks.take(60 * kMiB);
+  const auto limited = window(200 * kMiB);
+  blocks.set_window(limited);
+  void* const block = blocks.take(40 * kMiB);
   CHECK(block != nullptr);
   CHECK(blocks.take(60 * kMiB) == nullptr);
   CHECK(blocks.give_back(block));
-  CHECK(blocks.take(60 * kMiB) == block);
+  CHECK(blocks.take(40 * kMiB) == block);
+  CHECK(limited->allocate(100 * kMiB) != nullptr);  // half of it is for others
   ReusedBlocks others;
   others.set_window(window(10 * kMiB));  // too little for a region
   CHECK(others.take(kMiB) == nullptr);
