@@ -10,12 +10,10 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "binding/xla_call.h"
+#include "binding/xla_memory.h"
 
 namespace ringdl::binding {
 namespace {
-
-// Larger arrays are reduced where they are, smaller ones as one.
-constexpr size_t kAloneBytes = 256 << 10;
 
 // Never destroyed: threads of XLA's may outlive the interpreter.
 struct Python {

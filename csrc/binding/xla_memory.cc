@@ -1,7 +1,6 @@
 #include "binding/xla_memory.h"
 
 #include <array>
-#include <cstddef>
 #include <cstdlib>
 #include <utility>
 
@@ -12,9 +11,6 @@
 namespace ringdl::binding {
 namespace {
 
-// Smaller arrays are reduced together, in a copy.
-constexpr size_t kLeastBytes = 256 << 10;
-
 // Never destroyed: XLA frees arrays after that.
 ReusedBlocks& blocks() {
   static auto* const its = new ReusedBlocks;
@@ -22,7 +18,7 @@ ReusedBlocks& blocks() {
 }
 
 int allocate(void** block, size_t alignment, size_t bytes) {
-  if (bytes >= kLeastBytes && alignment <= Window::kAlignment) {
+  if (bytes >= kAloneBytes && alignment <= Window::kAlignment) {
     if (void* const its = blocks().take(bytes)) {
       *block = its;
       return 0;

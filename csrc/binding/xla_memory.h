@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include "transport/window.h"
@@ -7,6 +8,9 @@
 /// Arrays of XLA on the CPU in memory that ranks share, so that collectives of compiled functions
 /// reduce them where they are, and steps touch no new pages. Any thread.
 namespace ringdl::binding {
+
+/// Arrays of at least so many bytes are reduced where they are, smaller ones together, in a copy.
+inline constexpr size_t kAloneBytes = 256 << 10;
 
 /// Has XLA take large blocks from here, as soon as there is a window: in place of the C library's
 /// posix_memalign() and free(). Without effect where it allocates in another way.

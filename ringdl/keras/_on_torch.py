@@ -28,7 +28,8 @@ class BackendAveraging:
         self._named: list[tuple[str, torch.Tensor]] = [
             (name, variable.value) for name, variable in named
         ]
-        owners = {find_owner(parameter) for _, parameter in self._named} - {None}
+        found = (find_owner(parameter) for _, parameter in self._named)
+        owners = {owner for owner in found if owner is not None}
         with agreeing(communicator):
             if owners and options.op == ringdl.Sum:
                 raise ringdl.UsageError(
@@ -38,8 +39,7 @@ class BackendAveraging:
             store = _Store(self._named, options.sparse_as_dense)
             wire = wire_of(options.compression)
         for owner in owners:
-            if owner is not None:
-                owner.replace()
+            owner.replace()
         self._is_sum = options.op == ringdl.Sum
         self._gradients = Gradients(store, options.op, wire, 1, communicator, options.predivisor)
         self._hooks = Hooks(self._gradients, store)

@@ -50,8 +50,7 @@ void ReusedBlocks::set_window(std::shared_ptr<Window> window) {
   const std::lock_guard guard(mutex_);
   if (window == window_) return;
   window_ = std::move(window);
-  if (region_) region_->remove_free_pages();
-  region_ = nullptr;
+  if (region_) leave_region();
   if (!window_) return;
   size_t bytes = 0;
   std::shared_ptr<std::byte> memory = allocate_region(*window_, bytes);
@@ -66,12 +65,11 @@ void* ReusedBlocks::take(size_t bytes) {
   if (!begin) return nullptr;
   Region& its = *region_;
   const uint64_t end = *begin + bytes;
-  its.taken.emplace(*begin, end);
   its.end_now = std::max(its.end_now, end);
   its.touched_end = std::max(its.touched_end, end);
   if (++its.takes % kTakesPerPeriod == 0) {
     its.remove_pages_above(std::max(its.end_now, its.end_before));
-    its.end_before = std::exchange(its.end_now, its.taken.rbegin()->second);
+    its.end_before = std::exchange(its.end_now, std::max(end, end_of_taken()));
   }
   const auto at = reinterpret_cast<uintptr_t>(its.data + *begin);
   begin_ = std::min(begin_.load(), at);
@@ -93,13 +91,25 @@ void ReusedBlocks::Region::remove_pages_above(uint64_t end) {
   touched_end = end;
 }
 
-void ReusedBlocks::Region::remove_free_pages() {
-  uint64_t free_begin = 0;
-  for (const auto& [begin, end] : taken) {
-    remove_pages(free_begin, begin);
-    free_begin = end;
+uint64_t ReusedBlocks::end_of_taken() const {
+  uint64_t end = 0;
+  for (const auto& [at, block] : taken_) {
+    if (block.region == region_) end = region_->offset_of(at) + block.bytes;
   }
-  remove_pages(free_begin, std::max(free_begin, touched_end));
+  return end;
+}
+
+// Pages that are free go back now, those of blocks when they are given back.
+void ReusedBlocks::leave_region() {
+  uint64_t free_begin = 0;
+  for (const auto& [at, block] : taken_) {
+    if (block.region != region_) continue;
+    const uint64_t begin = region_->offset_of(at);
+    region_->remove_pages(free_begin, begin);
+    free_begin = begin + block.bytes;
+  }
+  region_->remove_pages(free_begin, std::max(free_begin, region_->touched_end));
+  region_ = nullptr;
 }
 
 bool ReusedBlocks::give_back(void* block) {
@@ -115,8 +125,7 @@ bool ReusedBlocks::give_back(void* block) {
   if (found->second.is_kept_for_good) {
     ringdl::keep_for_good(its.memory);
   } else {
-    const auto begin = static_cast<uint64_t>(static_cast<std::byte*>(block) - its.data);
-    its.taken.erase(begin);
+    const uint64_t begin = its.offset_of(at);
     its.heap.give_back(begin);
     if (found->second.region != region_) its.remove_pages(begin, begin + found->second.bytes);
   }

@@ -40,14 +40,13 @@ class ReusedBlocks {
   // touched.
   struct Region {
     Region(std::shared_ptr<std::byte> its_memory, size_t bytes);
+    uint64_t offset_of(uintptr_t at) const { return at - reinterpret_cast<uintptr_t>(data); }
     void remove_pages(uint64_t begin, uint64_t end);
     void remove_pages_above(uint64_t end);
-    void remove_free_pages();
 
     const std::shared_ptr<std::byte> memory;
-    std::byte* const data;               // its first page
-    Heap heap;                           // of offsets from there
-    std::map<uint64_t, uint64_t> taken;  // begin -> end
+    std::byte* const data;  // its first page
+    Heap heap;              // of offsets from there
     // Ends of what was taken: of all pages that may exist, and of this and of the last period.
     uint64_t touched_end = 0, end_now = 0, end_before = 0;
     int takes = 0;
@@ -58,6 +57,9 @@ class ReusedBlocks {
     bool is_kept_for_good = false;
   };
 
+  uint64_t end_of_taken() const;
+  void leave_region();
+
   const int64_t process_;
   // Bounds of all blocks there were: what lies outside is none.
   std::atomic<uintptr_t> begin_ = UINTPTR_MAX, end_ = 0;
@@ -65,7 +67,7 @@ class ReusedBlocks {
   std::mutex mutex_;
   std::shared_ptr<Window> window_;
   std::shared_ptr<Region> region_;
-  std::map<uintptr_t, Block> taken_;
+  std::map<uintptr_t, Block> taken_;  // by address; also of earlier regions
 };
 
 }  // namespace ringdl
