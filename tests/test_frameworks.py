@@ -56,7 +56,7 @@ JOBS = (
 def test_adapter(adapter: str, mpi: str, ranks: int) -> None:
     package, module, settings = CHECKS[adapter]
     need(package)
-    code, output = start_job(PYTHONS[mpi], ranks, *module.split(), timeout=300, **QUIET, **settings)
+    code, output = start_job(PYTHONS[mpi], ranks, *module.split(), **QUIET, **settings)
     assert code == 0, output
 
 

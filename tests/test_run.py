@@ -3,9 +3,11 @@
 With RINGDL_TEST_ALL=1, all checks run on 1 to 8 ranks.
 """
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -29,9 +31,12 @@ SLOW_SIZES = range(2, 9) if IS_ALL else (3,)
 
 
 def start_job(
-    python: str, ranks: int, *arguments: str, timeout: float = 150, **settings: str
+    python: str, ranks: int, *arguments: str, timeout: float = 300, **settings: str
 ) -> tuple[int, str]:
-    """Start a job of tests.ranks; its exit code and its output, if it ends in time."""
+    """Start a job of tests.ranks; its exit code and its output, if it ends in time.
+
+    Each check has a limit of its own, so the job's only has to be beyond what a busy machine needs.
+    """
     return started(
         lambda: _start_job(python, ranks, arguments, timeout, settings), lambda job: job[1]
     )
@@ -56,12 +61,12 @@ def _start_job(
         try:
             output, _ = job.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            job.terminate()  # mpirun takes its ranks along
-            try:
-                output, _ = job.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                job.kill()
-                output, _ = job.communicate()
+            output = ""
+            for ending in (signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL):  # mpirun passes them on
+                job.send_signal(ending)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    output, _ = job.communicate(timeout=5)
+                    break
             pytest.fail(f"the job did not end within {timeout} s:\n{output}")
     return job.returncode, output
 

@@ -16,6 +16,7 @@ import inspect
 import json
 import os
 import pkgutil
+import signal
 import sys
 import time
 import traceback
@@ -93,6 +94,7 @@ def main() -> int:
                 return plain.__new__(cls, device=device)
 
         torch.Generator = Generator  # type: ignore[misc]
+    faulthandler.register(signal.SIGUSR1)  # tells where a job is that takes too long
     rank, size = world.rank, world.size
     here = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     names = chosen.modules or sorted(name for name in here if not name.startswith("_"))
