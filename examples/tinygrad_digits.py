@@ -38,6 +38,9 @@ class TinygradAdapter(ringdl.Adapter):
     def set_gradient(self, parameter, average):
         parameter.grad = Tensor(average, device=parameter.device)
 
+    def set_value(self, parameter, array):
+        parameter.assign(Tensor(array, device=parameter.device)).realize()
+
 
 ringdl.register_adapter("tinygrad.nn.optim", TinygradAdapter())
 

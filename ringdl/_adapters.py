@@ -17,7 +17,8 @@ class Adapter(Protocol):
 
     For a framework whose parameters keep their gradients until the optimizer steps. Derive from it
     and say four things: which parameters there are, what one of them holds, what its gradient is,
-    and how another one takes its place. Arrays are NumPy's: float64, float32 or float16.
+    and how another one takes its place. For policies other than ``AllReduce()`` say `set_value`,
+    too. Arrays are NumPy's: float64, float32 or float16.
     """
 
     step: str = "step"
@@ -41,6 +42,21 @@ class Adapter(Protocol):
         It is ringdl's memory, which the next step overwrites: keep it until then, or copy it.
         """
         ...
+
+    def set_value(self, parameter: Any, array: np.ndarray) -> None:
+        """Give a parameter other elements: those of an array that `value` has returned."""
+        raise UsageError(f"{type(self).__name__} has no set_value(), which policies need")
+
+    def state(self, optimizer: Any) -> Mapping[str, np.ndarray]:
+        """The arrays of the optimizer's state, as momentum, which are changed in place."""
+        raise UsageError(
+            f"{type(self).__name__} has no state(), which the policy exchanges; write it, or pass "
+            "optimizer_state='keep'"
+        )
+
+    def reset_state(self, optimizer: Any) -> None:
+        """Make the optimizer begin as a new one."""
+        raise UsageError(f"{type(self).__name__} has no reset_state(), which the policy calls")
 
     def watch(self, optimizer: Any, ready: Callable[[str], None]) -> None:
         """Have ``ready(name)`` called when a gradient will not change before the step.
@@ -102,7 +118,8 @@ def DistributedOptimizer(optimizer: Any, **options: Any) -> Any:  # noqa: N802
         optimizer: of PyTorch, Keras or optax, of a framework that `register_adapter` was told of,
             or any object with ``step(parameters, gradients)``.
         options: those of the function that wraps it; for an `Adapter` they are ``op`` (Average or
-            Sum), ``compression`` (as `Buckets` takes it) and ``communicator``.
+            Sum), ``compression`` (as `Buckets` takes it), ``communicator`` and ``policy`` (one of
+            `ringdl.policies`).
 
     Raises:
         UsageError: nobody has said how to wrap it.

@@ -110,7 +110,7 @@ class Buckets:
             }
         except UsageError as error:  # the others must be notified
             terms = {"error": str(error)}
-        number = _agree(communicator, gradients, terms)
+        number = agree(communicator, gradients, terms)
         assert first_bucket_bytes is not None  # else an error was raised
         engine = communicator._engine
         specs = (gradients, bucket_bytes, first_bucket_bytes)
@@ -381,8 +381,13 @@ def _whole(numbers: Any, what: str) -> list[int]:
     return listed
 
 
-def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, Any]) -> int:
+def agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, Any]) -> int:
     """Raise on every rank unless all ranks pass the same; one small allgather if they do.
+
+    Args:
+        communicator: the ranks.
+        gradients: names, shapes, dtypes and strides.
+        terms: what else they agree on, by name. "error" is what keeps this rank from it.
 
     Returns:
         The number of the first bucket: the lowest that none of the ranks has used.
@@ -419,8 +424,8 @@ def _agree(communicator: Communicator, gradients: list[_Spec], terms: dict[str, 
 def _first_difference(plans: list[Any]) -> str:
     """Name the first thing that differs and the ranks that differ from the majority."""
     terms = [plan[0] for plan in plans]
-    for field in terms[0]:
-        values = [term[field] for term in terms]
+    for field in dict.fromkeys(("policy", *(field for term in terms for field in term))):
+        values = [term.get(field) for term in terms]
         if values != values[:1] * len(values):
             return "ranks disagree on their buckets: " + _versions(field, values)
     for index in range(max(len(plan[1]) for plan in plans)):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ringdl._engine import Reduction
 from ringdl._errors import UsageError
+from ringdl._joining import start_all_over
 from ringdl._objects import Objects
 from ringdl._reductions import Reductions
 from ringdl._settings import Settings
@@ -201,7 +202,9 @@ class Communicator(Reductions, Objects):
         """
         if self._group is not None:
             raise UsageError("join: call it on the communicator that this one was made from")
-        return self._engine.join(self._timeout if timeout is None else seconds_of(timeout))
+        last = self._engine.join(self._timeout if timeout is None else seconds_of(timeout))
+        start_all_over()
+        return last
 
     def empty(
         self,

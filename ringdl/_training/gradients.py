@@ -29,16 +29,20 @@ from typing import Any, Generic
 import numpy as np
 
 import ringdl
-from ringdl import _timeline
+from ringdl import _steps, _timeline
 from ringdl._buckets import AGREEING
 from ringdl._engine import Kind
+from ringdl._joining import starts_over
 from ringdl._reductions import CompressionName
-from ringdl._training import joining, replicas
+from ringdl._training import replicas
 from ringdl._training.replicas import Replica
-from ringdl._training.rounds import Rounds, raise_failed, raise_out_of_step
+from ringdl._training.rounds import Rounds, raise_failed
 from ringdl._training.store import A, SparseStore, Store
 
 _numbers = itertools.count()
+
+_RULE = "call backward() equally often between two steps (or not at all), and step() equally often"
+"""What keeps ranks in step."""
 
 
 def end_passes(all_gradients: Iterable[Gradients[Any]]) -> None:
@@ -114,7 +118,7 @@ class Gradients(Generic[A]):
         """In their order: the gradients that the first pass has accumulated."""
         self._passes = 0
         self._passes_per_round = passes_per_round
-        joining.starts_over(self)
+        starts_over(self)
 
     def replace(self, how: str) -> None:
         """Others average these gradients from now on; `how` is what refusals say."""
@@ -347,7 +351,8 @@ class Gradients(Generic[A]):
         if ended.has_failed:
             raise_failed(None, self.step, self.communicator, f"{self.key}.failed")
         if not ended.is_in_step:
-            raise_out_of_step(self.step, self.communicator, f"{self.key}.steps")
+            name = f"{self.key}.steps"
+            _steps.raise_out_of_step(self.step, self.communicator, name, "gradients", _RULE)
         dense_parts: dict[int, A] = {}
         if ended.has_sparse:
             views, known = self._rounds.views, set(self._sparse_dims)

@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Protocol
-
 import ringdl
-
-
-class StartsOver(Protocol):
-    """Counts steps, and counts anew once all ranks have joined."""
-
-    def start_over(self) -> None: ...
-
-
-_alive: weakref.WeakSet[StartsOver] = weakref.WeakSet()
-
-
-def starts_over(each: StartsOver) -> None:
-    """Have `join` notify this one, for as long as it lives."""
-    _alive.add(each)
 
 
 def join(device: int = -1) -> int:
@@ -38,7 +21,4 @@ def join(device: int = -1) -> int:
         The rank that joined last, the same on all ranks.
     """
     del device
-    last = ringdl.join()
-    for each in list(_alive):
-        each.start_over()
-    return last
+    return ringdl.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import ringdl
+from ringdl.policies import AllReduce, Policy
 
 
 def check_reduction(op: Any, predivisor: float, *others: Any) -> Any:
@@ -41,3 +42,36 @@ def check_passes(passes: int) -> None:
     """
     if passes < 1:
         raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes}")
+
+
+def check_policy(policy: Any, op: Any, wire: str | None, predivisor: float = 1.0) -> Policy | None:
+    """Refuse what does not go with a policy.
+
+    Args:
+        policy: the argument.
+        op: how gradients are reduced.
+        wire: what they travel as, if not as they are.
+        predivisor: ``gradient_predivide_factor``.
+
+    Returns:
+        The policy; None for `AllReduce`.
+
+    Raises:
+        UsageError: it is none, or says nothing of gradients, which other arguments are for.
+    """
+    if policy is None or isinstance(policy, AllReduce):
+        return None
+    if not isinstance(policy, Policy):
+        raise ringdl.UsageError(f"policy is {policy!r}; pass one of ringdl.policies")
+    if op != ringdl.Average:
+        raise ringdl.UsageError(f"op={op} is for AllReduce(); {policy!r} averages by itself")
+    if not policy.averages_gradients(0):
+        if wire is not None:
+            raise ringdl.UsageError(
+                f"compression is of gradients, and with {policy!r} none travel; leave it out"
+            )
+        if predivisor != 1.0:
+            raise ringdl.UsageError(
+                f"gradient_predivide_factor is for gradients, and with {policy!r} none are averaged"
+            )
+    return policy

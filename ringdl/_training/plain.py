@@ -1,136 +1,37 @@
-"""Optimizers of training loops without a framework: over arrays that change in place.
-
-Written once for NumPy, CuPy and whatever else has their operators: arrays are only added,
-multiplied and raised to powers, in place where they are the optimizer's own.
-"""
+"""Averages for training loops without a framework, which pass gradients to a function."""
 
 from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeAlias
+from typing import Any, Generic, Protocol
+
+import numpy as np
 
 import ringdl
 from ringdl._reductions import CompressionName
+from ringdl._training.descent import Arrays
+from ringdl._training.following import Following, Model
 from ringdl._training.gradients import Gradients, agreeing
-from ringdl._training.options import check_passes
+from ringdl._training.options import check_passes, check_policy
 from ringdl._training.replicas import Replica
 from ringdl._training.store import A, Spec, Store
+from ringdl.policies import Policy
+from ringdl.policies._policy import Array
 
-Arrays: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+_HOW_TO_MEND = "broadcast them from rank 0 before the first step: ringdl.broadcast_(parameter)"
 
 
 class Optimizer(Protocol):
-    """What `DistributedOptimizer` wraps."""
+    """What `DistributedOptimizer` wraps.
+
+    For policies that use its state, it has a mapping ``state`` of arrays, which they change in
+    place, and a method ``reset()``.
+    """
 
     def step(self, parameters: Any, gradients: Any) -> Any:
         """Change the parameters by gradients of the same structure, in which some may be None."""
-
-
-class SGD:
-    """Stochastic gradient descent, with momentum as PyTorch has it.
-
-    Args:
-        rate: the learning rate; may be changed between steps.
-        momentum: of the velocity, from 0 to 1.
-        weight_decay: adds so much of the parameter to its gradient.
-        nesterov: looks ahead by the momentum.
-    """
-
-    def __init__(
-        self,
-        rate: float,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-    ) -> None:
-        self.rate, self.momentum = rate, momentum
-        self.weight_decay, self.nesterov = weight_decay, nesterov
-        self.velocities: dict[Any, Any] = {}
-        """By key or index, once there are any."""
-
-    def step(self, parameters: Arrays, gradients: Arrays) -> None:
-        """Change the parameters in place; those without a gradient stay, and their velocity."""
-        for key, parameter, gradient in _pairs(parameters, gradients):
-            change = gradient
-            if self.weight_decay:
-                change = change + self.weight_decay * parameter
-            if self.momentum:
-                velocity = self.velocities.get(key)
-                if velocity is None:
-                    velocity = change + 0
-                else:
-                    velocity *= self.momentum
-                    velocity += change
-                self.velocities[key] = velocity  # one without axes is a new one
-                change = change + self.momentum * velocity if self.nesterov else velocity
-            parameter -= self.rate * change
-
-
-class Adam:
-    """Adam (Kingma and Ba 2015), as PyTorch computes it.
-
-    Args:
-        rate: the learning rate; may be changed between steps.
-        betas: of the means of gradients and of their squares.
-        epsilon: added to the root of the second.
-        weight_decay: adds so much of the parameter to its gradient.
-    """
-
-    _is_decoupled = False
-
-    def __init__(
-        self,
-        rate: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        self.rate, self.betas, self.epsilon, self.weight_decay = rate, betas, epsilon, weight_decay
-        self.means: dict[Any, tuple[Any, Any, int]] = {}
-        """By key or index: the means of gradients and of their squares, and of how many."""
-
-    def step(self, parameters: Arrays, gradients: Arrays) -> None:
-        """Change the parameters in place; those without a gradient stay, and so do their means."""
-        first_beta, second_beta = self.betas
-        for key, parameter, given in _pairs(parameters, gradients):
-            gradient = given
-            if self.weight_decay and self._is_decoupled:
-                parameter *= 1 - self.rate * self.weight_decay
-            elif self.weight_decay:
-                gradient = gradient + self.weight_decay * parameter
-            first, second, count = self.means.get(key) or (gradient * 0, gradient * 0, 0)
-            first *= first_beta
-            first += (1 - first_beta) * gradient
-            second *= second_beta
-            second += (1 - second_beta) * (gradient * gradient)
-            count += 1
-            self.means[key] = first, second, count
-            root = (second / (1 - second_beta**count)) ** 0.5 + self.epsilon
-            parameter -= self.rate / (1 - first_beta**count) * (first / root)
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
-
-    Args:
-        rate: see `Adam`.
-        betas: see `Adam`.
-        epsilon: see `Adam`.
-        weight_decay: shrinks parameters by so much of the rate.
-    """
-
-    _is_decoupled = True
-
-    def __init__(
-        self,
-        rate: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        weight_decay: float = 1e-2,
-    ) -> None:
-        super().__init__(rate, betas, epsilon, weight_decay)
 
 
 class PlainStore(Store[A]):
@@ -167,6 +68,13 @@ class PlainStore(Store[A]):
     def scale(self, view: A, factor: float) -> None:
         view *= factor  # type: ignore[operator, assignment]
 
+    def read(self, array: A) -> Array:
+        """An array in the CPU's memory, for policies: the same one, if it is there."""
+        return np.asarray(array)
+
+    def write(self, array: A, values: Array) -> None:
+        """Take back what `read` has given."""
+
 
 class DistributedOptimizer(Generic[A]):
     """Averages gradients over all ranks; then the optimizer that it wraps changes the parameters.
@@ -184,6 +92,8 @@ class DistributedOptimizer(Generic[A]):
         backward_passes_per_step: add up the gradients of so many calls of `step`, of which the last
             one averages and steps.
         communicator: by default the one of `ringdl.init`.
+        policy: when ranks exchange what: one of `ringdl.policies`, by default ``AllReduce()``, all
+            that is said above.
     """
 
     _store: type[PlainStore[A]] | None = None
@@ -196,6 +106,7 @@ class DistributedOptimizer(Generic[A]):
         compression: CompressionName | None = None,
         backward_passes_per_step: int = 1,
         communicator: ringdl.Communicator | None = None,
+        policy: Policy | None = None,
     ) -> None:
         if not callable(getattr(optimizer, "step", None)):
             raise ringdl.UsageError(
@@ -206,8 +117,11 @@ class DistributedOptimizer(Generic[A]):
         self._op, self._compression = op, compression
         self._passes = backward_passes_per_step
         self._communicator = ringdl.get_communicator() if communicator is None else communicator
+        self._policy = check_policy(policy, op, compression)
+        self._ringdl_following: Following | None = None
         self._gradients: Gradients[A] | None = None
-        self._names: list[str] = []
+        self._names: list[str] | None = None
+        self._passes_made = 0
 
     def step(self, parameters: Arrays, gradients: Arrays) -> bool:
         """Average the gradients, and change the parameters. Collective.
@@ -226,50 +140,141 @@ class DistributedOptimizer(Generic[A]):
             UsageError: the gradients are not like the parameters.
         """
         names, arrays = _listed(parameters)
-        if self._gradients is None:
+        if self._names is None:
             self._wrap(names, arrays)
-        assert self._gradients is not None
-        self._add(self._gradients, names, gradients)
-        if not self._gradients.averages_at_end:
+        averages = self._ringdl_following is None or self._ringdl_following.averages_gradients
+        if not (self._average if averages else self._add)(names, gradients):
             return False
-        how = "broadcast them from rank 0 before the first step: ringdl.broadcast_(parameter)"
-        replicas = (
-            (name, self._kept.replica(each)) for name, each in zip(names, arrays, strict=True)
-        )
-        self._gradients.check_replicas(replicas, how)
-        averages: Any = self._kept.gradients
+        if self._ringdl_following is None:
+            assert self._gradients is not None
+            replicas = (
+                (name, self._kept.replica(each)) for name, each in zip(names, arrays, strict=True)
+            )
+            self._gradients.check_replicas(replicas, _HOW_TO_MEND)
+        else:
+            self._model.parameters_now = arrays
+            self._ringdl_following.before_step()
+        its: Any = self._kept.gradients
         if isinstance(parameters, Mapping):
-            averages = dict(zip(names, averages, strict=True))
-        self.optimizer.step(parameters, averages)
+            its = dict(zip(names, its, strict=True))
+        self.optimizer.step(parameters, its)
         self._kept.gradients = [None] * len(names)
-        self._gradients.finish_step()
+        if self._gradients is not None:
+            self._gradients.finish_step()
+        if self._ringdl_following is not None:
+            self._ringdl_following.after_step()
         return True
 
     def _wrap(self, names: list[str], arrays: list[Any]) -> None:
-        with agreeing(self._communicator):
+        ranks = self._communicator
+        with agreeing(ranks):
             store: Any = self._store or _store_of(arrays)
             self._kept: PlainStore[A] = store(names, arrays, "DistributedOptimizer(optimizer)")
+        if self._policy is not None:
+            self._model = _Model(self.optimizer, self._kept, names, arrays, ranks)
+            self._ringdl_following = Following(self._policy, self._model, _HOW_TO_MEND)
+        if self._policy is None or self._policy.averages_gradients(0):
+            self._gradients = Gradients(
+                self._kept, self._op, self._compression, self._passes, ranks
+            )
         self._names = names
-        self._gradients = Gradients(
-            self._kept, self._op, self._compression, self._passes, self._communicator
-        )
 
-    def _add(self, its: Gradients[A], names: list[str], gradients: Arrays) -> None:
-        """A pass: the last gradients first, as a backward pass has them."""
+    def _average(self, names: list[str], gradients: Arrays) -> bool:
+        """A pass: the last gradients first, as a backward pass has them. Whether it is the last."""
+        assert self._gradients is not None
+        its = self._gradients
         with its.telling():
-            given = _like(gradients, names, self._names, self._kept.specs)
+            given = self._like(names, gradients)
         its.begin_pass()
         for index in reversed(range(len(given))):
-            if given[index] is None:
-                continue
-            before = self._kept.gradients[index]
-            total = given[index]
-            if before is not None and before is not total:
-                before += total
-                total = before
-            self._kept.gradients[index] = total
-            its.arrived(index)
+            if self._accumulate(index, given[index]):
+                its.arrived(index)
         its.end_pass()
+        return its.averages_at_end
+
+    def _add(self, names: list[str], gradients: Arrays) -> bool:
+        """The same where gradients stay this rank's own."""
+        for index, gradient in enumerate(self._like(names, gradients)):
+            self._accumulate(index, gradient)
+        self._passes_made += 1
+        return self._passes_made % self._passes == 0
+
+    def _like(self, names: list[str], gradients: Arrays) -> list[Any]:
+        assert self._names is not None
+        return _like(gradients, names, self._names, self._kept.specs)
+
+    def _accumulate(self, index: int, gradient: Any) -> bool:
+        """Add a gradient to those of earlier passes; False if there is none."""
+        if gradient is None:
+            return False
+        before = self._kept.gradients[index]
+        if before is not None and before is not gradient:
+            before += gradient
+            gradient = before
+        self._kept.gradients[index] = gradient
+        return True
+
+
+class _Model(Model, Generic[A]):
+    """What policies see: arrays that change in place, or copies of those on a device."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        store: PlainStore[A],
+        names: Sequence[str],
+        parameters: Sequence[A],
+        communicator: ringdl.Communicator,
+    ) -> None:
+        super().__init__(communicator)
+        self._optimizer, self._store, self._names = optimizer, store, names
+        self.parameters_now = parameters
+        """Those of this step."""
+
+    def read_parameters(self) -> Mapping[str, Array]:
+        """See `Model`."""
+        return self._read(dict(zip(self._names, self.parameters_now, strict=True)))
+
+    def write_parameters(self, arrays: Mapping[str, Array]) -> None:
+        """See `Model`."""
+        for its, name in zip(self.parameters_now, self._names, strict=True):
+            self._store.write(its, arrays[name])
+
+    def read_gradients(self) -> Mapping[str, Array | None]:
+        """See `Model`."""
+        named = zip(self._names, self._store.gradients, strict=True)
+        return {name: None if each is None else self._store.read(each) for name, each in named}
+
+    def write_gradients(self, arrays: Mapping[str, Array | None]) -> None:
+        """See `Model`."""
+        for its, values in zip(self._store.gradients, arrays.values(), strict=True):
+            if its is not None and values is not None:
+                self._store.write(its, values)
+
+    def read_state(self) -> Mapping[str, Array]:
+        """See `Model`."""
+        if not isinstance(getattr(self._optimizer, "state", None), Mapping):
+            raise ringdl.UsageError(
+                f"{self._optimizer!r} has no mapping `state` of arrays, which the policy "
+                "exchanges; give it one, or pass optimizer_state='keep'"
+            )
+        return self._read(self._optimizer.state)
+
+    def write_state(self, arrays: Mapping[str, Array]) -> None:
+        """See `Model`."""
+        for name, its in self._optimizer.state.items():
+            self._store.write(its, arrays[name])
+
+    def reset_state(self) -> None:
+        """See `Model`."""
+        if not callable(getattr(self._optimizer, "reset", None)):
+            raise ringdl.UsageError(
+                f"{self._optimizer!r} has no reset(), and the policy resets its state; give it one"
+            )
+        self._optimizer.reset()
+
+    def _read(self, arrays: Mapping[str, A]) -> Mapping[str, Array]:
+        return {name: self._store.read(each) for name, each in arrays.items()}
 
 
 def _store_of(arrays: Sequence[Any]) -> Any:
@@ -315,11 +320,3 @@ def _like(
                 f"the gradient of {name!r} has shape {tuple(found)}, its parameter {tuple(shape)}"
             )
     return [by_name[name] for name in wrapped]
-
-
-def _pairs(parameters: Arrays, gradients: Arrays) -> list[tuple[Any, Any, Any]]:
-    """Keys, parameters and gradients, without those that are None."""
-    keys = [*parameters] if isinstance(parameters, Mapping) else range(len(parameters))
-    found: Any = gradients
-    its: Any = parameters
-    return [(key, its[key], found[key]) for key in keys if found[key] is not None]

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 import ringdl
-from ringdl._training.texts import ranks_text
+from ringdl._steps import ranks_text
 
 _DIGEST_BYTES = 16
 

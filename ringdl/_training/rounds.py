@@ -3,8 +3,7 @@
 Gradients on each device have buckets of their own. The note says at which step of the optimizer a
 rank is, whether it holds a sparse gradient that the others may not know, and whether an error kept
 it from having gradients. It lies behind the last gradient of the last bucket in the CPU's memory,
-so it costs no message of its own there; the step is one element set out of eight, so any difference
-of steps but a multiple of eight is detected in each dtype, after sums and averages.
+so it costs no message of its own there.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Generic
 
-import numpy as np
-
 import ringdl
+from ringdl import _steps
 from ringdl._buckets import AGREEING
 from ringdl._engine import DeviceArray
 from ringdl._reductions import CompressionName
 from ringdl._training.store import A, Store
-from ringdl._training.texts import ranks_text
 
-_RESIDUES = 8
 _NOTE = "ringdl.step"
 
 
@@ -77,7 +73,7 @@ class Rounds(Generic[A]):
                 specs = [store.specs[index] for index in members]
                 if device is None:
                     specs.insert(
-                        0, (_NOTE, (_RESIDUES + 2,), specs[0][2] if specs else "float32", ())
+                        0, (_NOTE, (_steps.RESIDUES + 2,), specs[0][2] if specs else "float32", ())
                     )
                 buckets = ringdl.Buckets(
                     specs,
@@ -160,9 +156,8 @@ class Rounds(Generic[A]):
         """
         if not self._is_noted:
             self._is_noted = True
-            self._note[:] = 0
-            self._note[step % _RESIDUES] = 1
-            self._note[_RESIDUES:] = has_sparse, has_failed
+            _steps.mark(self._note[: _steps.RESIDUES], step)
+            self._note[_steps.RESIDUES :] = has_sparse, has_failed
             self._all[0].ready(0)
         for buckets in self._all[len(self._produced) :]:  # those that a StallError has left
             self._produced.append(buckets.wait(stream=self._stream_of(buckets)))
@@ -181,8 +176,8 @@ class Rounds(Generic[A]):
                 self._store.scale(self.views[index], self._predivisor)
         return Round(
             averaged,
-            int(np.count_nonzero(self._note[:_RESIDUES])) == 1,
-            *(bool(flag) for flag in self._note[_RESIDUES:] != 0),
+            _steps.are_equal(self._note[: _steps.RESIDUES]),
+            *(bool(flag) for flag in self._note[_steps.RESIDUES :] != 0),
         )
 
     def _stream_of(self, buckets: ringdl.Buckets) -> int:
@@ -203,17 +198,3 @@ def raise_failed(error: Exception | None, step: int, ranks: ringdl.Communicator,
         raise error
     rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
     raise ringdl.MismatchError(f"rank {rank} has no gradients for step {step + 1}: {text}")
-
-
-def raise_out_of_step(step: int, communicator: ringdl.Communicator, name: str) -> None:
-    """Raise on all ranks, naming each one's step. Collective, after a round out of step."""
-    steps = communicator.allgather(np.array([step]), name=name).tolist()
-    where = " and ".join(
-        f"step {each + 1} on {ranks_text([r for r, other in enumerate(steps) if other == each])}"
-        for each in sorted(set(steps))
-    )
-    raise ringdl.MismatchError(
-        f"the ranks are out of step: gradients met that belong to {where}; every rank must call "
-        "backward() equally often between two steps (or not at all), and step() equally often; one "
-        "that has no batch left calls join()"
-    )

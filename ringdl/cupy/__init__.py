@@ -29,8 +29,9 @@ import numpy as np
 
 import ringdl
 from ringdl import _arrays
-from ringdl._training.plain import SGD, Adam, AdamW, PlainStore
+from ringdl._training.descent import SGD, Adam, AdamW
 from ringdl._training.plain import DistributedOptimizer as _DistributedOptimizer
+from ringdl._training.plain import PlainStore
 from ringdl._training.replicas import Bytes, Replica
 from ringdl._training.store import Spec
 
@@ -128,6 +129,12 @@ class _Store(PlainStore[cupy.ndarray]):
 
     def replica(self, parameter: cupy.ndarray) -> Replica:
         return _Replica(parameter)
+
+    def read(self, array: cupy.ndarray) -> Any:
+        return array.get()
+
+    def write(self, array: cupy.ndarray, values: Any) -> None:
+        array.set(values)
 
 
 class DistributedOptimizer(_DistributedOptimizer[cupy.ndarray]):

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ringdl._training.descent import SGD, Adam, AdamW
 from ringdl._training.in_numpy import Array, ArrayReplica, spec_of
-from ringdl._training.plain import SGD, Adam, AdamW, PlainStore
 from ringdl._training.plain import DistributedOptimizer as _DistributedOptimizer
+from ringdl._training.plain import PlainStore
 from ringdl._training.replicas import Replica
 from ringdl._training.store import Spec
 

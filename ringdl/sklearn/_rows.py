@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_non_negative, has_fit_parameter, validate_data
 
 import ringdl
-from ringdl._training.texts import ranks_text
+from ringdl._steps import ranks_text
 from ringdl.sklearn._ranks import Array, Ranks
 
 _LOCAL = {"random_state", "verbose", "n_jobs", "copy", "copy_X"}

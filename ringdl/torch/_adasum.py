@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 import ringdl
+from ringdl._joining import starts_over
 from ringdl._reductions import CompressionName
-from ringdl._training import joining, replicas
+from ringdl._training import replicas
 from ringdl.torch._compiled import uncompiled
 from ringdl.torch._state import HOW_TO_MEND, replicas_of
 from ringdl.torch._wrapped import Unaveraged, wrap
@@ -64,7 +65,7 @@ class Changes:
         self._key = self._new_key()
         self._before: Sequence[torch.Tensor] | None = None
         self._are_replicas_checked = not check_replicas
-        joining.starts_over(self)
+        starts_over(self)
 
     def begin(self) -> None:
         """The optimizer is going to step."""

@@ -13,18 +13,21 @@ import torch
 import ringdl
 from ringdl._training import Gradients, agreeing
 from ringdl._training.compression import AnyCompression, wire_of
-from ringdl._training.options import check_passes, check_reduction
+from ringdl._training.following import Following
+from ringdl._training.options import check_passes, check_policy, check_reduction
 from ringdl._training.process_sets import (
     AnySet,
     ProcessSet,
     communicator_of,
     global_process_set,
 )
+from ringdl.policies import Policy
 from ringdl.torch._adasum import Changes, combine_steps
 from ringdl.torch._closure import reduced_closure
 from ringdl.torch._compiled import leave_uncompiled, uncompiled
 from ringdl.torch._compression import Compression
 from ringdl.torch._gradients import Hooks, ParameterGradients, find_owner
+from ringdl.torch._policies import follow, follow_steps
 from ringdl.torch._state import HOW_TO_MEND, replicas_of
 from ringdl.torch._wrapped import Alone, Wrapped, unwrap, wrap
 
@@ -44,6 +47,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     sparse_as_dense: bool = False,
     process_set: AnySet = global_process_set,
     check_replicas: bool = True,
+    policy: Policy | None = None,
 ) -> AnyOptimizer:
     """Make an optimizer average its gradients over all ranks. Collective.
 
@@ -95,6 +99,9 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             is not in the process set nothing is averaged.
         check_replicas: whether the first ``step()`` compares the parameters of all ranks; the same
             on all of them. RINGDL_CHECK_REPLICAS=0 says no for all optimizers.
+        policy: when ranks exchange what: one of `ringdl.policies`, by default ``AllReduce()``, all
+            that is said above. With others gradients are each rank's own, and the arguments that
+            say how gradients are averaged keep their defaults.
 
     Raises:
         UsageError: if names are duplicate or missing, or another argument is wrong; the other ranks
@@ -114,6 +121,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             )
         check_reduction(op, gradient_predivide_factor, ringdl.Adasum)
         check_passes(backward_passes_per_step)
+        policy = check_policy(policy, op, wire_of(compression), gradient_predivide_factor)
         _refuse_groups(num_groups, groups)
         named = _name_parameters(optimizer, named_parameters)
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
@@ -125,6 +133,14 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     if is_alone:
         wrap(optimizer, Alone, named)
         return optimizer
+    following = None
+    if policy is not None:
+        ranks = communicator_of(process_set)
+        following = follow(optimizer, policy, trained, ranks, check_replicas)
+        if not following.averages_gradients:
+            _replace(trained)
+            follow_steps(optimizer, following, named)
+            return optimizer
     if isinstance(op, ringdl.AdasumOp):
         _replace(named)
         changes = Changes(named, wire_of(compression), communicator_of(process_set), check_replicas)
@@ -145,6 +161,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     optimizer._ringdl_gradients = gradients  # type: ignore[attr-defined]
     optimizer._ringdl_backward = Hooks(gradients, store)  # type: ignore[attr-defined]
     optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]  # type: ignore[attr-defined]
+    optimizer._ringdl_following = following  # type: ignore[attr-defined]
     wrap(optimizer, Distributed, named, _before_step, _after_step)
     return optimizer
 
@@ -155,16 +172,25 @@ class Distributed(Wrapped):
     _ringdl_gradients: Gradients[torch.Tensor]
     _ringdl_backward: Hooks
     _ringdl_frozen: NamedParameters
+    _ringdl_following: Following | None
     _ringdl_skips = False
     _ringdl_is_synchronized = False
     _ringdl_has_warned = False
 
     def _ringdl_unwrap(self) -> None:
         self._ringdl_backward.replace()
+        if self._ringdl_following is not None:
+            self._ringdl_following.end()
+
+    @property
+    def _ringdl_averages(self) -> bool:
+        following = self._ringdl_following
+        return following is None or following.averages_gradients
 
     def synchronize(self) -> None:
         """Average what ``backward()`` has not averaged yet. Collective."""
-        self._ringdl_gradients.synchronize()
+        if self._ringdl_averages:
+            self._ringdl_gradients.synchronize()
         self._ringdl_is_synchronized = True
 
     def replan(self) -> None:
@@ -246,7 +272,8 @@ def _before_step(
     gradients.refuse_replaced()
     _warn_of_synchronize(optimizer)
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if not optimizer._ringdl_skips and (gradients.is_pending or closure is None):
+    averages = optimizer._ringdl_averages and not optimizer._ringdl_skips
+    if averages and (gradients.is_pending or closure is None):
         gradients.synchronize()
     for name, parameter in optimizer._ringdl_frozen:
         if parameter.grad is not None:
@@ -255,8 +282,11 @@ def _before_step(
                 "optimizer was wrapped, so it is not averaged; on all ranks, wrap the optimizer "
                 "again after parameters were unfrozen"
             )
-    gradients.check_replicas(replicas_of(optimizer._ringdl_named_parameters), HOW_TO_MEND)
-    if closure is None:
+    if optimizer._ringdl_following is None:
+        gradients.check_replicas(replicas_of(optimizer._ringdl_named_parameters), HOW_TO_MEND)
+    else:
+        optimizer._ringdl_following.before_step()
+    if closure is None or not optimizer._ringdl_averages:
         return None
     reduced = reduced_closure(closure, gradients)
     if len(args) > 1:
@@ -270,6 +300,9 @@ def _after_step(
 ) -> None:
     assert isinstance(optimizer, Distributed)
     optimizer._ringdl_gradients.finish_step()
+    if optimizer._ringdl_following is not None:
+        optimizer._ringdl_following.after_step()
+        optimizer._ringdl_gradients.is_local = not optimizer._ringdl_averages
 
 
 def _name_parameters(

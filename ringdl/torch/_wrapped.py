@@ -21,6 +21,7 @@ class Wrapped(torch.optim.Optimizer):
 
     _ringdl_named_parameters: list[tuple[str, torch.Tensor]]
     _ringdl_hooks: list[torch.utils.hooks.RemovableHandle]
+    _ringdl_following: Any = None
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:

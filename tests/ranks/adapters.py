@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 import ringdl
-from ringdl import Communicator
+from ringdl import Communicator, policies
+from ringdl.policies import ParameterAveraging
 from tests.ranks.numpy_optimizers import batches, gradients, parameters
+from tests.ranks.policies import MAKERS, all_policies, part_of, train
 from tests.ranks.support import assert_same_bits, expect, needs
 
 Ready = Callable[[str], None]
@@ -60,6 +62,24 @@ class TrainerAdapter(ringdl.Adapter):
 
     def set_gradient(self, parameter: Parameter, average: np.ndarray) -> None:
         parameter.grad = average
+
+
+class FullAdapter(TrainerAdapter):
+    """What policies need, too. Values are copies, as those of a framework on a device."""
+
+    def value(self, parameter: Parameter) -> np.ndarray:
+        return parameter.value.copy()
+
+    def set_value(self, parameter: Parameter, array: np.ndarray) -> None:
+        parameter.value = array
+
+    def state(self, optimizer: Trainer) -> Mapping[str, np.ndarray]:
+        return optimizer.velocities
+
+    def reset_state(self, optimizer: Trainer) -> None:
+        optimizer.velocities = {
+            name: np.zeros_like(each) for name, each in optimizer.velocities.items()
+        }
 
 
 class WatchingAdapter(TrainerAdapter):
@@ -152,3 +172,31 @@ def check_any_object_with_a_step(comm: Communicator) -> None:
     lists = ringdl.DistributedOptimizer(Plain())
     with expect(ringdl.UsageError, "arrays of NumPy or CuPy"):
         lists.step([[1.0]], [[1.0]])
+
+
+def check_policies(comm: Communicator) -> None:
+    """They are those of NumPy's optimizers."""
+    ringdl.register_adapter(f"{__name__}.Trainer", FullAdapter())
+    for own, other in zip(all_policies(comm.size), all_policies(comm.size), strict=True):
+        its = ringdl.DistributedOptimizer(Trainer(parameters()), policy=own)
+        for batch in batches(2):
+            values = {name: slot.value for name, slot in its.slots.items()}
+            its.backward(gradients(values, *part_of(batch, comm.rank, comm.size)))
+            its.update()
+        expected = train(comm, other, MAKERS["momentum"])[1]
+        for name, slot in its.slots.items():
+            np.testing.assert_allclose(slot.value, expected[name], 1e-10, 1e-12, err_msg=repr(own))
+        policies.synchronize(its)
+        assert_same_bits(comm, *(slot.value for slot in its.slots.values()))
+
+    class WithoutState(FullAdapter):
+        state = ringdl.Adapter.state
+
+    ringdl.register_adapter(f"{__name__}.Trainer", TrainerAdapter())
+    with expect(ringdl.UsageError, "TrainerAdapter has no set_value(), which policies need"):
+        ringdl.DistributedOptimizer(Trainer(parameters()), policy=ParameterAveraging(1, "keep"))
+    ringdl.register_adapter(f"{__name__}.Trainer", WithoutState())
+    its = ringdl.DistributedOptimizer(Trainer(parameters()), policy=ParameterAveraging(1))
+    if comm.size > 1:
+        with expect(ringdl.UsageError, "WithoutState has no state()", "optimizer_state='keep'"):
+            its.update()

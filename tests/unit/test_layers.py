@@ -81,8 +81,9 @@ def test_only_the_mpi_transport_knows_mpi() -> None:
 PYTHON = {
     "core": set(),
     "_frameworks": {"core"},
-    "_training": {"core"},
-    "torch": {"core", "_training"},
+    "policies": {"core"},
+    "_training": {"core", "policies"},
+    "torch": {"core", "_training", "policies"},
     "cupy": {"core", "_training"},
     "jax": {"core", "_training"},
     "keras": {"core", "_training", "torch", "jax", "tensorflow"},  # its backends

@@ -1,0 +1,200 @@
+"""Policies: what adapters drive them by."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ringdl
+from ringdl._buckets import agree
+from ringdl._engine import DType
+from ringdl._joining import starts_over
+from ringdl._training import replicas
+from ringdl._training.gradients import agreeing
+from ringdl._training.in_numpy import ArrayReplica
+from ringdl.policies._policy import Array, Policy
+
+_followed: weakref.WeakValueDictionary[int, Following] = weakref.WeakValueDictionary()
+"""By the policy's id, which is not reused: it is kept alive."""
+
+
+class Model(ABC):
+    """What an adapter says of an optimizer and its parameters. See `ringdl.policies.Model`.
+
+    Args:
+        communicator: the ranks.
+    """
+
+    def __init__(self, communicator: ringdl.Communicator) -> None:
+        self.communicator = communicator
+        self.key = ""
+        self.step = 0
+        self._parameters: Mapping[str, Array] | None = None
+        self._gradients: Mapping[str, Array | None] | None = None
+        self._state: Mapping[str, Array] | None = None
+
+    @property
+    def parameters(self) -> Mapping[str, Array]:
+        """See `ringdl.policies.Model`."""
+        if self._parameters is None:
+            self._parameters = self.read_parameters()
+        return self._parameters
+
+    @property
+    def gradients(self) -> Mapping[str, Array | None]:
+        """See `ringdl.policies.Model`."""
+        if self._gradients is None:
+            self._gradients = self.read_gradients()
+        return self._gradients
+
+    @property
+    def state(self) -> Mapping[str, Array]:
+        """See `ringdl.policies.Model`."""
+        if self._state is None:
+            self._state = self.read_state()
+        return self._state
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Around a policy's method: what it has asked for is written back in the end."""
+        try:
+            yield
+            if self._parameters is not None:
+                self.write_parameters(self._parameters)
+            if self._gradients is not None:
+                self.write_gradients(self._gradients)
+            if self._state is not None:
+                self.write_state(self._state)
+        finally:
+            self._parameters = self._gradients = self._state = None
+
+    @abstractmethod
+    def read_parameters(self) -> Mapping[str, Array]:
+        """The parameters: their own memory, or copies."""
+
+    @abstractmethod
+    def read_gradients(self) -> Mapping[str, Array | None]:
+        """The gradients, likewise."""
+
+    @abstractmethod
+    def read_state(self) -> Mapping[str, Array]:
+        """The optimizer's state, likewise."""
+
+    def write_parameters(self, arrays: Mapping[str, Array]) -> None:  # noqa: B027
+        """Take back what was read; nothing is to be done for their own memory."""
+
+    def write_gradients(self, arrays: Mapping[str, Array | None]) -> None:  # noqa: B027
+        """See `write_parameters`."""
+
+    def write_state(self, arrays: Mapping[str, Array]) -> None:  # noqa: B027
+        """See `write_parameters`."""
+
+    @abstractmethod
+    def reset_state(self) -> None:
+        """See `ringdl.policies.Model`."""
+
+
+class Following:
+    """Drives a policy by the steps of one optimizer. Collective.
+
+    A policy that drives another optimizer leaves that one, whose steps are refused then.
+
+    Args:
+        policy: when ranks exchange what.
+        model: what they exchange.
+        how_to_mend: what to do if parameters differ at the first step.
+        check_replicas: whether they are compared.
+
+    Raises:
+        UsageError: parameters cannot be read; the other ranks get a MismatchError.
+        MismatchError: on every rank, if policies or parameters differ.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        model: Model,
+        how_to_mend: str,
+        check_replicas: bool = True,
+    ) -> None:
+        self._policy, self._model = policy, model
+        self._how_to_mend, self._checks_replicas = how_to_mend, check_replicas
+        with agreeing(model.communicator), model.lent():
+            specs: list[Any] = [
+                (name, [*each.shape], DType[each.dtype.name], [])
+                for name, each in model.parameters.items()
+            ]
+        agree(model.communicator, specs, {"policy": repr(policy)})
+        if id(policy) in _followed:
+            _followed[id(policy)].end()
+        _followed[id(policy)] = self
+        self._epoch = -1
+        self._is_attached = self._has_begun = self._has_ended = False
+        starts_over(self)
+
+    def end(self) -> None:
+        """The policy is not this optimizer's any more."""
+        self._has_ended = True
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether the next step is to use averages."""
+        return self._policy.averages_gradients(self._model.step)
+
+    def start_over(self) -> None:
+        """All ranks have joined."""
+        self._has_begun = False
+
+    def before_step(self) -> None:
+        """The gradients are there, averaged where the policy wants them so."""
+        self._begin()
+        if self._model.communicator.size > 1:
+            with self._model.lent():
+                self._policy.before_step(self._model)
+
+    def after_step(self) -> None:
+        """The optimizer has stepped."""
+        self._model.step += 1
+        if self._model.communicator.size > 1:
+            with self._model.lent():
+                self._policy.after_step(self._model)
+
+    def synchronize(self) -> None:
+        """See `ringdl.policies.synchronize`. Collective."""
+        self._begin()
+        if self._model.communicator.size > 1:
+            with self._model.lent():
+                self._policy.synchronize(self._model)
+
+    def _begin(self) -> None:
+        """Where it has not begun: see that replicas are equal. Collective then."""
+        if self._has_ended:
+            raise ringdl.UsageError(
+                f"{self._policy!r} was given to another optimizer, and is not this one's any more; "
+                "make a policy for each"
+            )
+        its = self._model.communicator
+        if self._epoch != its.epoch:
+            self._epoch = its.epoch
+            self._is_attached = self._has_begun = False
+            self._model.key = f"ringdl.policy.{its._count('policies') - 1}"
+        if self._has_begun:
+            return
+        if self._checks_replicas:
+            key = f"{self._model.key}.replicas"
+            with self._model.lent():
+                named = [
+                    (name, ArrayReplica(each)) for name, each in self._model.parameters.items()
+                ]
+                replicas.check(named, its, key, self._how_to_mend)
+        self._model.step = 0
+        if its.size > 1:
+            with self._model.lent():
+                if self._is_attached:
+                    self._policy.start_over(self._model)
+                else:
+                    self._policy.attach(self._model)
+        self._is_attached = self._has_begun = True

@@ -1,0 +1,217 @@
+"""ringdl.policies with ringdl.torch, against the same policies over NumPy."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+
+import ringdl
+import ringdl.torch as hvd
+from ringdl import Communicator, policies
+from ringdl.policies import AllReduce, DiLoCo, Gossip, ParameterAveraging, PostLocalSGD
+from tests.ranks.numpy_optimizers import batches, parameters
+from tests.ranks.policies import MAKERS, all_policies, part_of
+from tests.ranks.policies import train as train_in_numpy
+from tests.ranks.support import assert_same_bits, expect, needs
+
+TORCH = {
+    "SGD": lambda its: torch.optim.SGD(its, 0.1),
+    "momentum": lambda its: torch.optim.SGD(its, 0.1, momentum=0.9),
+    "Adam": lambda its: torch.optim.Adam(its, 0.01),
+}
+
+
+def loss_of(its: dict[str, torch.Tensor], inputs: Any, targets: Any) -> torch.Tensor:
+    hidden = torch.tanh(torch.from_numpy(inputs) @ its["w"] + its["b"])
+    error = hidden @ its["v"] - torch.from_numpy(targets)
+    return (error**2).sum() / (2 * len(inputs))
+
+
+def train(comm: Communicator, policy: Any, make: Any, **options: Any) -> Any:
+    its = {name: torch.nn.Parameter(torch.from_numpy(each)) for name, each in parameters().items()}
+    optimizer = make(its.values())
+    if policy != "bare":
+        optimizer = hvd.DistributedOptimizer(optimizer, its.items(), policy=policy, **options)
+    for batch in batches(2):
+        optimizer.zero_grad()
+        loss_of(its, *part_of(batch, comm.rank, comm.size)).backward()
+        optimizer.step()
+    return optimizer, its
+
+
+def check_policies_are_those_of_numpy(comm: Communicator) -> None:
+    for own, other in zip(all_policies(comm.size), all_policies(comm.size), strict=True):
+        for name, make in TORCH.items():
+            if comm.size == 1 and isinstance(own, AllReduce):
+                continue
+            optimizer, its = train(comm, own, make)
+            expected = train_in_numpy(comm, other, MAKERS[name])[1]
+            for key, array in expected.items():
+                np.testing.assert_allclose(
+                    its[key].detach().numpy(), array, 1e-9, 1e-11, err_msg=f"{own!r}, {name}, {key}"
+                )
+            policies.synchronize(optimizer)
+            assert_same_bits(comm, *(each.detach().numpy() for each in its.values()))
+
+
+def check_one_rank_is_the_bare_optimizer(comm: Communicator) -> None:
+    alone = comm.split(comm.rank)
+    assert alone is not None
+    for name, make in TORCH.items():
+        bare = train(alone, "bare", make)[1]
+        for policy in all_policies(1):
+            its = train(alone, policy, make, process_set=alone)[1]
+            for key in bare:
+                assert torch.equal(its[key], bare[key]), f"{name}, {policy!r}"
+
+
+@needs(ranks=2)
+def check_scripts_that_clip(comm: Communicator) -> None:
+    """Calls that average gradients do nothing where gradients are each rank's own."""
+    for policy in (AllReduce(), ParameterAveraging(2), PostLocalSGD(2, 2)):
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], 1.0), [("w", weight)], policy=policy
+        )
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            (weight.sum() * (comm.rank + 1)).backward()
+            optimizer.synchronize()
+            is_averaged = policy.averages_gradients(step - 1)
+            assert weight.grad is not None
+            expected = (comm.size + 1) / 2 if is_averaged else comm.rank + 1
+            assert (weight.grad == expected).all(), f"{policy!r}, {step}"
+            torch.nn.utils.clip_grad_norm_([weight], 1e9)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            schedule.step()
+        assert_same_bits(comm, weight.detach().numpy())
+        np.testing.assert_allclose(weight.detach().numpy(), -3 * (comm.size + 1) / 2, rtol=1e-6)
+
+
+@needs(ranks=2)
+def check_state(comm: Communicator) -> None:
+    """What is reset begins as a new optimizer; what only some ranks have is kept."""
+    makers: list[Any] = [
+        lambda its: torch.optim.Adagrad(its, 0.1, initial_accumulator_value=0.5),
+        lambda its: torch.optim.RMSprop(its, 0.01, momentum=0.9),
+        lambda its: torch.optim.Adam(its, 0.01, amsgrad=True),
+    ]
+    for make in makers:
+        weight, unused = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(2))
+        for rule in ("reset", "average"):
+            optimizer = hvd.DistributedOptimizer(
+                make([weight, unused]), policy=ParameterAveraging(2, rule)
+            )
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss = (weight * (comm.rank + 1)).sum()
+                (loss + unused.sum() if comm.rank == 0 else loss).backward()
+                optimizer.step()
+            its = optimizer.state.get(weight, {})
+            if rule == "reset":
+                assert all(float(value) == 0 for key, value in its.items() if key == "step")
+            else:
+                arrays = [value.numpy() for value in its.values() if value is not None]
+                assert len(arrays) >= 2
+                assert_same_bits(comm, *arrays)
+                assert bool(optimizer.state.get(unused, {})) == (
+                    comm.rank == 0 or isinstance(optimizer, torch.optim.Adagrad)
+                )
+            assert_same_bits(comm, weight.detach().numpy(), unused.detach().numpy())
+
+
+@needs(ranks=2)
+def check_kinds_of_parameters(comm: Communicator) -> None:
+    """16-bit and complex ones, transposed ones, and some that are frozen."""
+    for policy in all_policies(comm.size):
+        its = [
+            torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
+            torch.nn.Parameter(torch.ones(2, 3, dtype=torch.complex64)),
+            torch.nn.Parameter(torch.ones(4, 2).T),
+            torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        ]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(its, 0.125, 0.5), policy=policy)
+        for step in range(6):
+            optimizer.zero_grad()
+            sum(each.abs().sum() * (comm.rank + step) for each in its).backward()  # type: ignore[union-attr]
+            optimizer.step()
+        policies.synchronize(optimizer)
+        assert_same_bits(
+            comm, *(each.detach().view(-1).view(torch.uint8).numpy() for each in (its[0], its[1]))
+        )
+        assert_same_bits(comm, its[2].detach().numpy())
+        assert not its[2].is_contiguous()
+        assert its[3].tolist() == [1, 1]
+
+
+def check_wrapping_again(comm: Communicator) -> None:
+    """Another policy for the same optimizer, copies, and pickles of it."""
+    policy = Gossip()
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer: Any = torch.optim.SGD([weight], 0.1)
+    plain = type(optimizer)
+    for each in (policy, DiLoCo(2), policy, None, PostLocalSGD(1, 1), policy):
+        optimizer = hvd.DistributedOptimizer(optimizer, policy=each)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    assert type(copy.deepcopy(optimizer)) is plain
+    assert_same_bits(comm, weight.detach().numpy())
+
+
+@needs(ranks=2)
+def check_closures(comm: Communicator) -> None:
+    """A line search is each rank's own."""
+    weight = torch.nn.Parameter(torch.full((2,), float(3)))
+    bare = torch.optim.LBFGS([weight], max_iter=3)
+    optimizer = hvd.DistributedOptimizer(bare, policy=ParameterAveraging(1, "keep"))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = ((weight - comm.rank) ** 2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    np.testing.assert_allclose(weight.detach().numpy(), (comm.size - 1) / 2, atol=1e-4)
+    assert_same_bits(comm, weight.detach().numpy())
+
+
+@needs(ranks=2)
+def check_wrong_use(comm: Communicator) -> None:
+    def wrap(policy: Any, rows: int = 2, **options: Any) -> Any:
+        weight = torch.nn.Parameter(torch.ones(rows))
+        return hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), policy=policy, **options)
+
+    for policy, options, text in (
+        ("gossip", {}, "pass one of ringdl.policies"),
+        (Gossip(), {"op": hvd.Sum}, "is for AllReduce()"),
+        (Gossip(), {"op": hvd.Adasum}, "is for AllReduce()"),
+        (PostLocalSGD(2, 2), {"op": hvd.Sum}, "is for AllReduce()"),
+        (DiLoCo(2), {"compression": hvd.Compression.bf16}, "none travel"),
+        (DiLoCo(2), {"gradient_predivide_factor": 2.0}, "none are averaged"),
+    ):
+        with expect(ringdl.UsageError, text):
+            wrap(policy, **options)
+    bad: Any = ParameterAveraging(2 if comm.rank else 3)
+    with expect(ringdl.MismatchError, "policy is", "every=2", "every=3"):
+        wrap(bad)
+    with expect(ringdl.MismatchError, "policy is", "nothing on rank"):
+        wrap(Gossip() if comm.rank else None)
+    with expect(ringdl.MismatchError, "shape of gradient"):
+        wrap(Gossip(), rows=2 + comm.rank % 2)
+    first_error = ringdl.UsageError if comm.rank == 0 else ringdl.MismatchError
+    with expect(first_error, "pass one of ringdl.policies"):
+        wrap(1 if comm.rank == 0 else Gossip())
+    optimizer = wrap(Gossip())
+    with torch.no_grad():
+        optimizer.param_groups[0]["params"][0].fill_(comm.rank)
+    with expect(ringdl.MismatchError, "the replicas differ", "broadcast_parameters"):
+        optimizer.step()
+    with expect(ringdl.UsageError, "add them before wrapping"):
+        optimizer.add_param_group({"params": []})
