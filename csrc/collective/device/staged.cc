@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/keep_for_good.h"
 
 namespace ringdl {
 namespace {
@@ -35,6 +36,8 @@ Staged::Staged(MayBegin may_begin, Copiers copiers, std::vector<Slab> slabs, siz
 Staged::~Staged() {
   for (const Executor::Ticket ticket : in_) await(copiers_.in, ticket);
   for (const Executor::Ticket ticket : out_) await(copiers_.out, ticket);
+  // It has failed here, and ranks of this host that do not know yet go on with the stage.
+  if (stage_ && inner_->pieces() >= 0) keep_for_good(std::move(stage_));
 }
 
 void Staged::prepare(Channel& channel) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "base/keep_for_good.h"
 #include "collective/shared/direct_allreduce.h"
 #include "collective/shared/staged_allreduce.h"
 
@@ -37,6 +38,8 @@ HostAllreduce::~HostAllreduce() {
     const SharedCounters counters(counters_.get(), size());
     window_->free_once(std::move(counters_), counters.left(), static_cast<uint64_t>(size()));
   }
+  // It has failed, as another host disagrees, and ranks of this one may not know yet.
+  if (stage_ && chosen_ && size() > 1) keep_for_good(std::move(stage_));
 }
 
 bool HostAllreduce::step(Channel& channel) {
@@ -60,7 +63,10 @@ Polled HostAllreduce::step_in_memory() {
   return Polled::kDone;
 }
 
-void HostAllreduce::leave() { shared_.left().fetch_add(1, std::memory_order_release); }
+void HostAllreduce::leave() {
+  stage_.reset();
+  shared_.left().fetch_add(1, std::memory_order_release);
+}
 
 int64_t HostAllreduce::pieces() const {
   if (chosen_) return chosen_->pieces();
