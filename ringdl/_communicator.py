@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ringdl._engine import Reduction
 from ringdl._errors import UsageError
-from ringdl._joining import start_all_over
+from ringdl._joining import leave_all, start_all_over
 from ringdl._objects import Objects
 from ringdl._reductions import Reductions
 from ringdl._settings import Settings
@@ -202,6 +202,7 @@ class Communicator(Reductions, Objects):
         """
         if self._group is not None:
             raise UsageError("join: call it on the communicator that this one was made from")
+        leave_all()
         last = self._engine.join(self._timeout if timeout is None else seconds_of(timeout))
         start_all_over()
         return last

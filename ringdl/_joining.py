@@ -1,4 +1,4 @@
-"""What counts steps, and counts anew once all ranks have joined."""
+"""What is told of ranks that join: steps are counted anew once all have joined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ class StartsOver(Protocol):
     def start_over(self) -> None: ...
 
 
+class Leaves(StartsOver, Protocol):
+    """Is notified before, when this rank joins, too."""
+
+    def leave(self) -> None: ...
+
+
 _alive: weakref.WeakSet[StartsOver] = weakref.WeakSet()
+_leaving: weakref.WeakSet[Leaves] = weakref.WeakSet()
 
 
 def starts_over(each: StartsOver) -> None:
@@ -20,7 +27,19 @@ def starts_over(each: StartsOver) -> None:
     _alive.add(each)
 
 
+def leaves(each: Leaves) -> None:
+    """Likewise."""
+    _alive.add(each)
+    _leaving.add(each)
+
+
+def leave_all() -> None:
+    """Notify them that this rank joins."""
+    for each in list(_leaving):
+        each.leave()
+
+
 def start_all_over() -> None:
-    """Notify all of them."""
+    """Notify them that all have joined."""
     for each in list(_alive):
         each.start_over()

@@ -96,6 +96,13 @@ def test_others_go_on_with_devices(way: str, tmp_path: Path) -> None:
     assert "exit codes: [1, -9, 1]" in ended.output, ended.text
 
 
+def test_others_go_on_with_a_parameter_server(tmp_path: Path) -> None:
+    """What the killed rank has pushed stays, and nobody waits for it; its shard is still there."""
+    ended = by_hand(3, "server_killed.py", folder=tmp_path)
+    assert ended.output.count("has gone on") == 2, ended.text
+    assert "exit codes: [1, -9, 1]" in ended.output, ended.text
+
+
 def test_torchrun_ends_with_a_rank(tmp_path: Path) -> None:
     ended = torchrun(2, str(JOBS / "endings.py"), "kill", folder=tmp_path)
     assert ended.code != 0, ended.text

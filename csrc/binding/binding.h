@@ -124,6 +124,7 @@ void bind_communicator(nb::module_& module);
 void bind_quick_allreduce(nb::module_& module);
 void bind_buckets(nb::module_& module);
 void bind_cuda(nb::module_& module);
+void bind_server(nb::module_& module);
 void bind_xla(nb::module_& module);
 
 }  // namespace ringdl::binding

@@ -137,6 +137,7 @@ NB_MODULE(_engine, module) {
   bind_quick_allreduce(module);
   bind_buckets(module);
   bind_cuda(module);
+  bind_server(module);
   bind_xla(module);
 }
 

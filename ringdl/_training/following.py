@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import ringdl
 from ringdl._buckets import agree
 from ringdl._engine import DType
-from ringdl._joining import starts_over
+from ringdl._joining import leaves
 from ringdl._training import replicas
 from ringdl._training.gradients import agreeing
 from ringdl._training.in_numpy import ArrayReplica
 from ringdl.policies._policy import Array, Policy
+from ringdl.policies._policy import Model as ModelOfPolicies
 
 _followed: weakref.WeakValueDictionary[int, Following] = weakref.WeakValueDictionary()
 """By the policy's id, which is not reused: it is kept alive."""
@@ -96,6 +97,11 @@ class Model(ABC):
     def reset_state(self) -> None:
         """See `ringdl.policies.Model`."""
 
+    @property
+    def learning_rate(self) -> float:
+        """See `ringdl.policies.Model`."""
+        raise ringdl.UsageError("the learning rate is not known here; pass the policy its lr")
+
 
 class Following:
     """Drives a policy by the steps of one optimizer. Collective.
@@ -133,7 +139,7 @@ class Following:
         _followed[id(policy)] = self
         self._epoch = -1
         self._is_attached = self._has_begun = self._has_ended = False
-        starts_over(self)
+        leaves(self)
 
     def end(self) -> None:
         """The policy is not this optimizer's any more."""
@@ -144,6 +150,12 @@ class Following:
         """Whether the next step is to use averages."""
         return self._policy.averages_gradients(self._model.step)
 
+    def leave(self) -> None:
+        """This rank joins."""
+        is_its = self._has_begun and not self._has_ended
+        if is_its and self._epoch == self._model.communicator.epoch:
+            self._call(self._policy.leave)
+
     def start_over(self) -> None:
         """All ranks have joined."""
         self._has_begun = False
@@ -151,23 +163,23 @@ class Following:
     def before_step(self) -> None:
         """The gradients are there, averaged where the policy wants them so."""
         self._begin()
-        if self._model.communicator.size > 1:
-            with self._model.lent():
-                self._policy.before_step(self._model)
+        self._call(self._policy.before_step)
 
     def after_step(self) -> None:
         """The optimizer has stepped."""
         self._model.step += 1
-        if self._model.communicator.size > 1:
-            with self._model.lent():
-                self._policy.after_step(self._model)
+        self._call(self._policy.after_step)
 
     def synchronize(self) -> None:
-        """See `ringdl.policies.synchronize`. Collective."""
-        self._begin()
+        """See `ringdl.policies.synchronize`. Collective. After a join it comes before the rest."""
+        if not self._is_attached or self._epoch != self._model.communicator.epoch:
+            self._begin()
+        self._call(self._policy.synchronize)
+
+    def _call(self, method: Callable[[ModelOfPolicies], None]) -> None:
         if self._model.communicator.size > 1:
             with self._model.lent():
-                self._policy.synchronize(self._model)
+                method(self._model)
 
     def _begin(self) -> None:
         """Where it has not begun: see that replicas are equal. Collective then."""
@@ -191,10 +203,5 @@ class Following:
                 ]
                 replicas.check(named, its, key, self._how_to_mend)
         self._model.step = 0
-        if its.size > 1:
-            with self._model.lent():
-                if self._is_attached:
-                    self._policy.start_over(self._model)
-                else:
-                    self._policy.attach(self._model)
+        self._call(self._policy.start_over if self._is_attached else self._policy.attach)
         self._is_attached = self._has_begun = True

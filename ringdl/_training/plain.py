@@ -273,6 +273,13 @@ class _Model(Model, Generic[A]):
             )
         self._optimizer.reset()
 
+    @property
+    def learning_rate(self) -> float:
+        """See `Model`."""
+        if not hasattr(self._optimizer, "rate"):
+            return super().learning_rate
+        return float(self._optimizer.rate)
+
     def _read(self, arrays: Mapping[str, A]) -> Mapping[str, Array]:
         return {name: self._store.read(each) for name, each in arrays.items()}
 

@@ -10,15 +10,19 @@ from typing import Any
 from ringdl._errors import UsageError
 from ringdl.policies._averaging import AllReduce, ParameterAveraging, PostLocalSGD
 from ringdl.policies._diloco import DiLoCo
+from ringdl.policies._elastic import EASGD
 from ringdl.policies._gossip import Gossip
 from ringdl.policies._policy import Model, Policy
+from ringdl.policies._server import ParameterServer
 
 __all__ = [
+    "EASGD",
     "AllReduce",
     "DiLoCo",
     "Gossip",
     "Model",
     "ParameterAveraging",
+    "ParameterServer",
     "Policy",
     "PostLocalSGD",
     "synchronize",

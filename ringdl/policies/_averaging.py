@@ -147,14 +147,14 @@ class PostLocalSGD(Policy):
         return f"PostLocalSGD(after={self.after}, every={self.every})"
 
 
-def check_count(name: str, count: object, at_least: int = 1) -> None:
-    """Check an argument that is a number of steps.
+def check_count(name: str, count: object, at_least: int = 1, what: str = "steps") -> None:
+    """Check an argument that is a number of steps, or of something else.
 
     Raises:
         UsageError: it is none, or too small.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < at_least:
-        raise UsageError(f"{name} is {count!r}; pass a number of steps, at least {at_least}")
+        raise UsageError(f"{name} is {count!r}; pass a number of {what}, at least {at_least}")
 
 
 class _Averaged:

@@ -48,6 +48,10 @@ class Model(Protocol):
     def reset_state(self) -> None:
         """Make the optimizer forget its state: it begins as a new one."""
 
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's, as it is now."""
+
 
 class Policy:
     """When ranks exchange what in training. Derive from it for one of your own.
@@ -79,6 +83,9 @@ class Policy:
 
     def after_step(self, model: Model) -> None:
         """The optimizer has changed the parameters, and counted the step."""
+
+    def leave(self, model: Model) -> None:
+        """This rank has no batch left: it has called ``join()``, and will wait for the others."""
 
     def start_over(self, model: Model) -> None:
         """All ranks have joined, and have got the same parameters: steps count from 0 again."""

@@ -84,6 +84,17 @@ class OptimizerModel(Model):
             groups = [dict(group) for group in its.param_groups]
             its.state.update(torch.optim.Adagrad(groups, **its.defaults).state)
 
+    @property
+    def learning_rate(self) -> float:
+        """See `Model`."""
+        rates = {float(group["lr"]) for group in self._owner().param_groups}
+        if len(rates) > 1:
+            raise ringdl.UsageError(
+                f"the parameter groups have the learning rates {sorted(rates)}, and the policy "
+                "takes one; pass it its lr"
+            )
+        return rates.pop()
+
     def _owner(self) -> torch.optim.Optimizer:
         owner = self._optimizer()
         assert owner is not None  # it is in its step()

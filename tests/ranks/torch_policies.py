@@ -11,8 +11,16 @@ import torch
 import ringdl
 import ringdl.torch as hvd
 from ringdl import Communicator, policies
-from ringdl.policies import AllReduce, DiLoCo, Gossip, ParameterAveraging, PostLocalSGD
-from tests.ranks.numpy_optimizers import batches, parameters
+from ringdl.policies import (
+    EASGD,
+    AllReduce,
+    DiLoCo,
+    Gossip,
+    ParameterAveraging,
+    ParameterServer,
+    PostLocalSGD,
+)
+from tests.ranks.numpy_optimizers import Arrays, batches, parameters
 from tests.ranks.policies import MAKERS, all_policies, part_of
 from tests.ranks.policies import train as train_in_numpy
 from tests.ranks.support import assert_same_bits, expect, needs
@@ -30,8 +38,12 @@ def loss_of(its: dict[str, torch.Tensor], inputs: Any, targets: Any) -> torch.Te
     return (error**2).sum() / (2 * len(inputs))
 
 
+def tensors_of(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.nn.Parameter(torch.from_numpy(each)) for name, each in arrays.items()}
+
+
 def train(comm: Communicator, policy: Any, make: Any, **options: Any) -> Any:
-    its = {name: torch.nn.Parameter(torch.from_numpy(each)) for name, each in parameters().items()}
+    its = tensors_of(parameters())
     optimizer = make(its.values())
     if policy != "bare":
         optimizer = hvd.DistributedOptimizer(optimizer, its.items(), policy=policy, **options)
@@ -180,6 +192,31 @@ def check_closures(comm: Communicator) -> None:
         optimizer.step(closure)
     np.testing.assert_allclose(weight.detach().numpy(), (comm.size - 1) / 2, atol=1e-4)
     assert_same_bits(comm, weight.detach().numpy())
+
+
+@needs(ranks=2)
+def check_ranks_of_their_own_pace(comm: Communicator) -> None:
+    """Those that push and fetch: near to what one rank learns, and by the optimizer's own rate."""
+    for policy, rate in (
+        (ParameterServer(staleness=1), 0.1 / comm.size),
+        (ParameterServer(rule="adagrad"), 0.05),
+        (ParameterServer(rule="adam", push_every=2), 0.01),
+        (EASGD(2), 0.1),
+    ):
+        optimizer, its = train(comm, policy, lambda own, lr=rate: torch.optim.SGD(own, lr))
+        policies.synchronize(optimizer)
+        losses = [
+            loss_of(of_it, *batches(2)[0]).item() for of_it in (its, tensors_of(parameters()))
+        ]
+        assert losses[0] < 0.9 * losses[1], f"{policy!r}: {losses}"
+        assert_same_bits(comm, *(each.detach().numpy() for each in its.values()))
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": [each], "lr": rate} for each, rate in zip(weights, (1, 2), strict=True)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(groups), policy=ParameterServer(rule="adam")
+    )
+    with expect(ringdl.UsageError, "learning rates [1.0, 2.0]", "pass it its lr"):
+        optimizer.step()
 
 
 @needs(ranks=2)

@@ -16,8 +16,11 @@ CSRC = {
     "bucket": {"base"},
     "collective": {"base", "reduce", "transport"},
     "engine": {"base", "reduce", "transport", "bucket", "collective"},
+    "server": {"base", "reduce", "transport", "engine"},
     "cuda": {"base", "reduce"},
-    "binding": {"base", "reduce", "transport", "bucket", "collective", "engine", "cuda"},
+    "binding": {
+        *("base", "reduce", "transport", "bucket", "collective", "engine", "server", "cuda"),
+    },
 }
 
 # What each group of collective/ may include, besides itself and what lies in collective/ itself.

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -110,8 +112,14 @@ Segment::Address Segment::address() const {
   return {process_, descriptor_, bytes_, nonce_of(data_)};
 }
 
+// A process that nobody has waited for yet is still there for kill().
 bool Segment::is_orphaned() const {
-  return kill(static_cast<pid_t>(process_), 0) != 0 && errno == ESRCH;
+  if (kill(static_cast<pid_t>(process_), 0) != 0 && errno == ESRCH) return true;
+  std::ifstream file("/proc/" + std::to_string(process_) + "/stat");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const size_t name_end = text.rfind(')');  // then a space, and the state
+  return name_end != std::string::npos && name_end + 2 < text.size() &&
+         (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
 }
 
 // Not by fallocate, which does the same: MPI libraries keep what they have registered with a

@@ -309,6 +309,9 @@ void test_processes_that_have_ended() {
   CHECK(window.reach(0, window.address()) && window.reach(1, address));
   CHECK(!window.has_ended(0) && !window.has_ended(1));
   close(to_child[1]);
+  siginfo_t info{};
+  CHECK(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT) == 0);
+  CHECK(window.has_ended(1));  // nobody has waited for it
   int status = 0;
   waitpid(child, &status, 0);
   CHECK_EQ(status, 0);

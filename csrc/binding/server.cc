@@ -1,0 +1,126 @@
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "binding/binding.h"
+#include "server/parameter_server.h"
+
+namespace ringdl::binding {
+namespace {
+
+using Patience = ParameterServer::Patience;
+
+// Arrays one after the other, of as many elements as there are parameters.
+std::vector<Piece> pieces_of(const std::vector<Array>& arrays, DType dtype, size_t count) {
+  std::vector<Piece> pieces;
+  size_t begin = 0;
+  for (const Array& array : arrays) {
+    const ArrayView view = view_of(array, std::nullopt);
+    if (view.dtype != dtype) {
+      throw UsageError("the parameters are " + std::string(name_of(dtype)) + ", and an array is " +
+                       std::string(name_of(view.dtype)));
+    }
+    pieces.push_back({begin, array.size(), static_cast<std::byte*>(view.data)});
+    begin += array.size();
+  }
+  if (begin != count) {
+    throw UsageError("there are " + std::to_string(count) + " parameters, and the arrays have " +
+                     std::to_string(begin) + " elements");
+  }
+  return pieces;
+}
+
+// Releases the GIL for the destructor, too.
+struct Server {
+  const DType dtype;
+  const size_t count;
+  std::unique_ptr<ParameterServer> own;
+
+  Server(DType its_dtype, size_t its_count, std::unique_ptr<ParameterServer> server)
+      : dtype(its_dtype), count(its_count), own(std::move(server)) {}
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+  ~Server() {
+    const nb::gil_scoped_release release;
+    own.reset();
+  }
+
+  template <class Call>
+  void with(const std::vector<Array>& arrays, const Call& call) {
+    const std::vector<Piece> pieces = pieces_of(arrays, dtype, count);
+    const nb::gil_scoped_release release;
+    call(*own, pieces);
+  }
+};
+
+}  // namespace
+
+void bind_server(nb::module_& module) {
+  nb::enum_<Update::Rule>(module, "UpdateRule")
+      .value("sgd", Update::Rule::kSgd)
+      .value("adagrad", Update::Rule::kAdagrad)
+      .value("adam", Update::Rule::kAdam);
+
+  nb::class_<Update>(module, "Update")
+      .def(
+          "__init__",
+          [](Update* self, Update::Rule rule, double rate, double beta1, double beta2,
+             double epsilon) { new (self) Update{rule, rate, beta1, beta2, epsilon}; },
+          nb::arg("rule"), nb::arg("rate"), nb::arg("beta1") = 0.9, nb::arg("beta2") = 0.999,
+          nb::arg("epsilon") = 1e-8);
+
+  nb::class_<Server>(module, "ParameterServer")
+      .def(
+          "__init__",
+          [](Server* self, const Communicator& communicator, DType dtype, size_t count,
+             Update::Rule rule, int servers, const SharedGroup& group) {
+            const auto& driver = communicator.driver;
+            const SharedGroup& members = group ? group : driver->group_of_all_ranks();
+            std::unique_ptr<ParameterServer> own;
+            {
+              const nb::gil_scoped_release release;
+              own = std::make_unique<ParameterServer>(driver, members, dtype, count, rule, servers);
+            }
+            new (self) Server(dtype, count, std::move(own));
+          },
+          nb::arg("communicator"), nb::arg("dtype"), nb::arg("count"), nb::arg("rule"),
+          nb::arg("servers"), nb::arg("group").none())
+      .def("place", [](const Server& self) { return self.own->place(); })
+      .def("connect",
+           [](Server& self, const std::vector<int64_t>& places) { self.own->connect(places); })
+      .def("fill",
+           [](Server& self, const std::vector<Array>& arrays) {
+             self.with(arrays, [](ParameterServer& its, const auto& pieces) { its.fill(pieces); });
+           })
+      .def("push",
+           [](Server& self, const std::vector<Array>& arrays, const Update& how, double timeout) {
+             self.with(arrays, [&](ParameterServer& its, const auto& pieces) {
+               its.push(pieces, how, Patience{to_ns(timeout), check_signals});
+             });
+           })
+      .def("fetch",
+           [](Server& self, const std::vector<Array>& arrays, double timeout) {
+             self.with(arrays, [&](ParameterServer& its, const auto& pieces) {
+               its.fetch(pieces, Patience{to_ns(timeout), check_signals});
+             });
+           })
+      .def("pull",
+           [](Server& self, const std::vector<Array>& arrays, double share, double timeout) {
+             self.with(arrays, [&](ParameterServer& its, const auto& pieces) {
+               its.pull(pieces, share, Patience{to_ns(timeout), check_signals});
+             });
+           })
+      .def("set_clock", [](const Server& self, uint64_t steps) { self.own->set_clock(steps); })
+      .def("end_clock", [](const Server& self) { self.own->set_clock(ParameterServer::kEnded); })
+      .def("clock", [](const Server& self, int member) { return self.own->clock(member); })
+      .def("wait_for", [](const Server& self, uint64_t steps, double timeout) {
+        const nb::gil_scoped_release release;
+        self.own->wait_for(steps, Patience{to_ns(timeout), check_signals});
+      });
+}
+
+}  // namespace ringdl::binding

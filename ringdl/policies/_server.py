@@ -1,0 +1,160 @@
+"""Parameters that ranks push to and fetch from, each at its own pace."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from ringdl._engine import UpdateRule
+from ringdl._errors import UsageError
+from ringdl.policies._averaging import check_count
+from ringdl.policies._policy import Array, Model, Policy
+from ringdl.policies._shards import Shards
+
+Rule: TypeAlias = Literal["sgd", "adagrad", "adam"]
+
+
+class ParameterServer(Policy):
+    """Ranks push what they have learnt to shards of the parameters, and fetch these: Downpour SGD.
+
+    From Dean and others (2012). Nobody waits for anybody: a slow rank slows none. Updates of a
+    shard are one after the other. The shards lie in memory that the ranks of a host share, and
+    whoever pushes or fetches does that itself.
+
+    With a staleness it is stale-synchronous (Ho and others 2013): a rank that has pushed c times
+    goes on once all have pushed c - staleness times. What it fetches then holds all of these.
+
+    A rank that ends loses only what it has not pushed. Ranks may make different numbers of steps;
+    with a staleness, one that has no batch left calls ``join()``.
+
+    Args:
+        servers: how many ranks have shards in their memory: "all", or so many.
+        push_every: so many steps are pushed together.
+        fetch_every: so many steps are made between two fetches.
+        rule: "sgd": what a rank's optimizer has changed is added to the parameters. "adagrad" and
+            "adam": gradients are pushed, and change the parameters by this rule, whose state is
+            kept with the shards.
+        staleness: see above. None: there is no bound.
+        lr: the learning rate of "adagrad" and "adam"; by default that of the wrapped optimizer.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        servers: Literal["all"] | int = "all",
+        push_every: int = 1,
+        fetch_every: int = 1,
+        rule: Rule = "sgd",
+        staleness: int | None = None,
+        lr: float | None = None,
+    ) -> None:
+        if servers != "all":
+            check_count("servers", servers, what="ranks")
+        check_count("push_every", push_every)
+        check_count("fetch_every", fetch_every)
+        if staleness is not None:
+            check_count("staleness", staleness, at_least=0, what="pushes")
+        if rule not in UpdateRule.__members__:
+            raise UsageError(f"rule is {rule!r}; pass 'sgd', 'adagrad' or 'adam'")
+        if rule == "sgd" and lr is not None:
+            raise UsageError(
+                "lr is for the rules 'adagrad' and 'adam'; with 'sgd' the wrapped optimizer's "
+                "counts"
+            )
+        self.servers, self.push_every, self.fetch_every = servers, push_every, fetch_every
+        self.rule, self.staleness, self.lr = rule, staleness, lr
+
+    def attach(self, model: Model) -> None:
+        """See `Policy.attach`."""
+        size = model.communicator.size
+        if self.servers != "all" and self.servers > size:
+            raise UsageError(f"servers is {self.servers}, and there are {size} ranks")
+        if self.rule != "sgd" and self.lr is None:
+            _ = model.learning_rate  # raises if there is none
+        servers = None if self.servers == "all" else self.servers
+        self._shards = Shards(model, UpdateRule[self.rule], servers)
+        self._begin(model)
+
+    def start_over(self, model: Model) -> None:
+        """See `Policy.start_over`."""
+        self._shards.fill(model)
+        self._begin(model)
+
+    def before_step(self, model: Model) -> None:
+        """See `Policy.before_step`."""
+        if self.rule == "sgd":
+            return
+        for name, gradient in model.gradients.items():
+            if gradient is not None:
+                self._pending[name] += gradient
+
+    def after_step(self, model: Model) -> None:
+        """See `Policy.after_step`."""
+        self._steps += 1
+        if self._steps == self.push_every:
+            self._push(model)
+            self._shards.count(self._pushes)
+            if self.staleness is not None:
+                self._shards.wait_for(self._pushes - self.staleness)
+        if model.step % self.fetch_every == 0:
+            self._fetch(model)
+
+    def leave(self, model: Model) -> None:
+        """See `Policy.leave`."""
+        if self._steps > 0:
+            self._push(model)
+        self._shards.count(None)
+
+    def synchronize(self, model: Model) -> None:
+        """See `Policy.synchronize`: what the shards hold, once all have pushed."""
+        self.leave(model)
+        model.communicator.barrier(f"{model.key}.pushed")
+        self._fetch(model)
+        model.communicator.barrier(f"{model.key}.fetched")
+        self._pushes = 0
+        self._shards.count(0)
+        model.communicator.barrier(f"{model.key}.counted")
+
+    def _begin(self, model: Model) -> None:
+        self._pushes = self._steps = 0
+        self._pending: dict[str, Array] = {}
+        """Gradients to be pushed; by "sgd" the parameters, less what is to be pushed."""
+        for name, array in model.parameters.items():
+            self._pending[name] = array.copy()
+            if self.rule != "sgd":
+                self._pending[name][...] = 0
+
+    def _push(self, model: Model) -> None:
+        self._pushes += 1
+        self._steps = 0
+        if self.rule == "sgd":
+            parameters = model.parameters
+            for name, before in self._pending.items():
+                before -= parameters[name]  # the change, but for its sign
+            self._shards.push(self._pending, 1.0)
+            for name, before in self._pending.items():
+                before[...] = parameters[name]
+        else:
+            self._shards.push(self._pending, model.learning_rate if self.lr is None else self.lr)
+            for gradient in self._pending.values():
+                gradient[...] = 0
+
+    def _fetch(self, model: Model) -> None:
+        """What is not pushed yet stays to be pushed."""
+        parameters = model.parameters
+        if self.rule != "sgd":
+            self._shards.fetch(parameters)
+            return
+        for name, before in self._pending.items():
+            before -= parameters[name]
+        self._shards.fetch(parameters)
+        for name, before in self._pending.items():
+            before += parameters[name]
+
+    def __repr__(self) -> str:
+        return (
+            f"ParameterServer(servers={self.servers!r}, push_every={self.push_every}, "
+            f"fetch_every={self.fetch_every}, rule={self.rule!r}, staleness={self.staleness}, "
+            f"lr={self.lr})"
+        )

@@ -1,0 +1,278 @@
+// Shards that ranks read and change where they are: passes over their blocks, by hand and by
+// threads; clocks.
+
+#include "server/parameter_server.h"
+
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "ranks.h"
+#include "server/visit.h"
+
+using namespace ringdl;
+
+namespace {
+
+constexpr size_t kBlock = Shard::kBlockBytes / sizeof(float);
+constexpr int64_t kTimeout = 60 * kSecond;
+
+// Shards in ordinary memory.
+struct Shards {
+  std::vector<std::unique_ptr<std::byte[]>> memory;
+  std::vector<Shard> shards;
+  size_t shard_count;
+
+  Shards(size_t count, int servers) : shard_count((count + servers - 1) / servers) {
+    for (int i = 0; i < servers; ++i) {
+      const size_t begin = std::min(count, static_cast<size_t>(i) * shard_count);
+      const Shard::Shape shape{DType::kFloat32, std::min(count, begin + shard_count) - begin, 3,
+                               Update::Rule::kSgd};
+      memory.push_back(std::make_unique<std::byte[]>(Shard::bytes(shape)));
+      shards.emplace_back(memory.back().get(), shape);
+    }
+  }
+};
+
+std::vector<Piece> cut(std::vector<float>& array, std::mt19937_64& random) {
+  std::vector<Piece> pieces;
+  size_t begin = 0;
+  while (begin < array.size()) {
+    const size_t count = std::min<size_t>(random() % (2 * kBlock), array.size() - begin);
+    pieces.push_back({begin, count, reinterpret_cast<std::byte*>(array.data() + begin)});
+    begin += count;
+  }
+  return pieces;
+}
+
+// Each element once, and one end per block.
+void test_passes_cover_everything() {
+  std::mt19937_64 random(1);
+  for (const size_t count : {size_t{1}, kBlock, kBlock + 1, 5 * kBlock + 77}) {
+    for (const int servers : {1, 2, 3, 7}) {
+      Shards its(count, servers);
+      std::vector<float> array(count);
+      std::iota(array.begin(), array.end(), 0.0f);
+      size_t ends = 0;
+      Visit visit(its.shards, its.shard_count, cut(array, random), random() % servers, 0, nullptr,
+                  [&](const Shard& shard, size_t begin, std::byte* data, size_t n, bool is_last) {
+                    std::memcpy(shard.values(begin), data, n * sizeof(float));
+                    ends += is_last;
+                  });
+      size_t steps = 0;
+      while (!visit.is_done()) {
+        CHECK(visit.step());
+        ++steps;
+      }
+      size_t blocks = 0;
+      size_t at = 0;
+      bool is_right = true;
+      for (const Shard& shard : its.shards) {
+        blocks += shard.blocks();
+        const auto* const values = reinterpret_cast<const float*>(shard.values(0));
+        for (size_t i = 0; i < shard.shape().count; ++i) is_right &= values[i] == array[at++];
+      }
+      CHECK(is_right);
+      CHECK_EQ(at, count);
+      CHECK_EQ(steps, blocks);
+      CHECK_EQ(ends, blocks);
+    }
+  }
+}
+
+// Of two passes one is first in all blocks of a shard, whatever order they are stepped in; and what
+// ends early gives its lock back.
+void test_passes_do_not_overtake() {
+  std::mt19937_64 random(2);
+  const size_t count = 10 * kBlock;
+  for (int turn = 0; turn < 200; ++turn) {
+    Shards its(count, 2);
+    std::vector<float> array(count);
+    std::vector<std::vector<int>> orders(10);
+    std::vector<std::unique_ptr<Visit>> visits;
+    for (int rank = 0; rank < 3; ++rank) {
+      visits.push_back(std::make_unique<Visit>(
+          its.shards, its.shard_count, cut(array, random), random() % 2, rank, nullptr,
+          [&, rank](const Shard& shard, size_t begin, std::byte*, size_t, bool is_last) {
+            if (!is_last) return;
+            const size_t before = &shard == its.shards.data() ? 0 : 5;
+            orders[before + begin / kBlock].push_back(rank);
+          }));
+    }
+    while (std::ranges::any_of(visits, [](const auto& each) { return !each->is_done(); })) {
+      Visit& visit = *visits[random() % 3];
+      if (!visit.is_done()) visit.step();
+    }
+    for (size_t block = 0; block < orders.size(); ++block) {
+      CHECK_EQ(orders[block].size(), 3u);
+      if (block != 0 && block != 5) CHECK(orders[block] == orders[block - 1]);
+    }
+  }
+  Shards its(count, 1);
+  std::vector<float> array(count);
+  const auto nothing = [](const Shard&, size_t, std::byte*, size_t, bool) {};
+  {
+    Visit visit(its.shards, its.shard_count, cut(array, random), 0, 1, nullptr, nothing);
+    visit.step();
+    Visit other(its.shards, its.shard_count, cut(array, random), 0, 2, nullptr, nothing);
+    CHECK(!other.step());
+    CHECK_EQ(other.awaited(), 1);
+  }
+  CHECK_EQ(its.shards[0].lock(0).holder(), -1);
+}
+
+// Where rank 1 has ended.
+class WindowOfDead final : public Window {
+ public:
+  bool reaches(int) const override { return true; }
+  bool has_ended(int rank) const override { return rank == 1; }
+  std::byte* at(int, uint64_t) const override { return nullptr; }
+  std::optional<uint64_t> offset_of(const void*, size_t) const override { return {}; }
+  std::shared_ptr<std::byte> allocate(size_t) override { return nullptr; }
+  std::shared_ptr<std::byte> allocate_stage(size_t) override { return nullptr; }
+  void free_once(std::shared_ptr<std::byte>, const std::atomic<uint64_t>&, uint64_t) override {}
+};
+
+void test_locks_of_the_dead() {
+  BlockLock lock{};
+  const WindowOfDead window;
+  CHECK(lock.try_take(2, &window));
+  CHECK(!lock.try_take(0, &window));
+  lock.give_back();
+  CHECK(lock.try_take(1, &window));
+  CHECK(!lock.try_take(0, nullptr));
+  CHECK(lock.try_take(0, &window));
+  CHECK_EQ(lock.holder(), 0);
+}
+
+// Against doubles, also where the counts are odd.
+template <class T>
+void test_rules(DType dtype, double tolerance) {
+  for (const auto rule : {Update::Rule::kSgd, Update::Rule::kAdagrad, Update::Rule::kAdam}) {
+    for (const size_t count : {1u, 7u, 64u, 1001u}) {
+      std::mt19937_64 random(count);
+      std::normal_distribution<double> normal;
+      std::vector<T> p(count), g(count);
+      std::array<std::vector<T>, 2> states{std::vector<T>(count), std::vector<T>(count)};
+      std::vector<double> expected(count), first(count), second(count);
+      for (size_t i = 0; i < count; ++i) expected[i] = p[i] = static_cast<T>(normal(random));
+      const Update how{rule, 0.1, 0.8, 0.9, 1e-6};
+      for (int number = 1; number < 6; ++number) {
+        for (size_t i = 0; i < count; ++i) {
+          const double x = g[i] = static_cast<T>(normal(random));
+          if (rule == Update::Rule::kSgd) {
+            expected[i] -= 0.1 * x;
+          } else if (rule == Update::Rule::kAdagrad) {
+            first[i] += x * x;
+            expected[i] -= 0.1 * x / (std::sqrt(first[i]) + 1e-6);
+          } else {
+            first[i] = 0.8 * first[i] + 0.2 * x;
+            second[i] = 0.9 * second[i] + 0.1 * x * x;
+            const double root = std::sqrt(second[i] / (1 - std::pow(0.9, number)));
+            expected[i] -= 0.1 / (1 - std::pow(0.8, number)) * first[i] / (root + 1e-6);
+          }
+        }
+        update(dtype, how, static_cast<uint64_t>(number), reinterpret_cast<std::byte*>(p.data()),
+               {reinterpret_cast<std::byte*>(states[0].data()),
+                reinterpret_cast<std::byte*>(states[1].data())},
+               reinterpret_cast<const std::byte*>(g.data()), count);
+      }
+      bool is_near = true;
+      for (size_t i = 0; i < count; ++i) is_near &= std::abs(p[i] - expected[i]) < tolerance;
+      CHECK(is_near);
+    }
+  }
+}
+
+std::unique_ptr<ParameterServer> make(const std::shared_ptr<Driver>& driver, size_t count,
+                                      int servers, const std::vector<Piece>& pieces) {
+  auto server = std::make_unique<ParameterServer>(
+      driver, driver->group_of_all_ranks(), DType::kFloat32, count, Update::Rule::kSgd, servers);
+  std::vector<int64_t> places;
+  for (const auto& its : check::exchange(*driver, {server->place()})) places.push_back(its[0]);
+  server->connect(places);
+  server->fill(pieces);
+  check::exchange(*driver, {0});
+  return server;
+}
+
+// Ranks push and fetch at once: no update is lost, and a fetch sees whole ones.
+void test_ranks_at_once() {
+  for (const int servers : {1, 3}) {
+    const size_t count = 3 * kBlock + 1000;
+    const auto windows = check::connected_windows(3, 64 << 20);
+    check::run_drivers(3, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
+      driver->set_window(windows[static_cast<size_t>(driver->rank())], {0, 0, 0});
+      std::vector<float> values(count, 1.0f);
+      std::vector<float> ones(count, -1.0f);
+      const std::vector<Piece> all{{0, count, reinterpret_cast<std::byte*>(values.data())}};
+      const std::vector<Piece> gradient{
+          {0, 100, reinterpret_cast<std::byte*>(ones.data())},
+          {100, count - 100, reinterpret_cast<std::byte*>(ones.data() + 100)}};
+      const auto server = make(driver, count, servers, all);
+      const ParameterServer::Patience patience{kTimeout};
+      constexpr int kPushes = 30;
+      for (int i = 1; i <= kPushes; ++i) {
+        server->push(gradient, {Update::Rule::kSgd, 1.0}, patience);
+        server->set_clock(static_cast<uint64_t>(i));
+        server->wait_for(static_cast<uint64_t>(std::max(i - 2, 0)), patience);
+        server->fetch(all, patience);
+        const auto [begin, end] = server->own();
+        bool is_whole = true;
+        for (size_t at = begin; at < end; ++at) is_whole &= values[at] == values[begin];
+        CHECK(is_whole);
+        CHECK(values[0] >= static_cast<float>(1 + i + 2 * std::max(i - 2, 0)));
+      }
+      check::exchange(*driver, {0});
+      server->fetch(all, patience);
+      CHECK(std::ranges::all_of(values, [](float value) { return value == 1 + 3 * kPushes; }));
+      check::exchange(*driver, {0});
+    });
+  }
+}
+
+// Who is awaited for too long is named.
+void test_patience() {
+  const auto windows = check::connected_windows(2, 64 << 20);
+  check::run_drivers(2, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
+    driver->set_window(windows[static_cast<size_t>(driver->rank())], {0, 0});
+    std::vector<float> values(10);
+    const std::vector<Piece> all{{0, 10, reinterpret_cast<std::byte*>(values.data())}};
+    const auto server = make(driver, 10, 1, all);
+    if (driver->rank() == 1) {
+      int asked = 0;
+      const ParameterServer::Patience patience{350 * kMillisecond, [&] { ++asked; }};
+      CHECK_THROWS(server->wait_for(3, patience), StallError, "rank 0 has pushed 0 steps");
+      CHECK(asked >= 2);
+    }
+    check::exchange(*driver, {0});
+    server->set_clock(ParameterServer::kEnded);
+    server->wait_for(1'000'000, {kTimeout});
+    check::exchange(*driver, {0});
+  });
+}
+
+void test_wrong_use() {
+  check::run_drivers(2, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
+    const SharedGroup& all = driver->group_of_all_ranks();
+    CHECK_THROWS(ParameterServer(driver, all, DType::kInt32, 1, Update::Rule::kSgd, 1), UsageError,
+                 "holds float32 or float64, not int32");
+    CHECK_THROWS(ParameterServer(driver, all, DType::kFloat32, 1, Update::Rule::kSgd, 1),
+                 UsageError, "on several hosts, or share none");
+  });
+}
+
+}  // namespace
+
+int main() {
+  test_passes_cover_everything();
+  test_passes_do_not_overtake();
+  test_locks_of_the_dead();
+  test_rules<float>(DType::kFloat32, 1e-4);
+  test_rules<double>(DType::kFloat64, 1e-12);
+  test_ranks_at_once();
+  test_patience();
+  test_wrong_use();
+  return check::report();
+}
