@@ -118,6 +118,7 @@ def xla_ask(
     explain: Callable[[int, int, int], str],
     compare: Callable[[int, int, int, list[Any]], str],
 ) -> None: ...
+def xla_ask_policies(follow: Callable[[int, list[Any]], str]) -> None: ...
 
 class Work:
     @property

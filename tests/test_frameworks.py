@@ -26,6 +26,7 @@ _TENSORFLOW = "_tensorflow _tensorflow_training _tensorflow_wrong_use"
 CHECKS = {
     "jax": ("jax", "_jax_compiled _jax_memory", {}),
     "jax-devices": ("jax", "_jax_devices", {}),
+    "jax-policies": ("jax", "_jax_policies", {"JAX_ENABLE_X64": "1"}),
     "jax-models": ("flax", "_jax_models", {}),
     "sklearn": ("sklearn", "_sklearn _sklearn_training _sklearn_wrong_use", {}),
     "tensorflow": ("tensorflow", _TENSORFLOW, {}),

@@ -59,6 +59,7 @@ void collect(const XlaCall& frame, Call call, const XlaRanks& ranks) {
 void carry_out(const XlaCall& frame) {
   const XlaRanks ranks = ranks_of(frame.attribute("ranks"));
   refuse_other(ranks, frame.attribute("rank"), frame.attribute("size"));
+  if (frame.attribute("count") < 0) return follow_policy(frame);
   Call call;
   call.kind = static_cast<Kind>(frame.attribute("kind"));
   call.reduction = static_cast<Reduction>(frame.attribute("reduction"));
@@ -147,6 +148,7 @@ void bind_xla(nb::module_& module) {
       },
       nb::arg("of").none());
   module.def("xla_ask", &ask_python, nb::arg("explain"), nb::arg("compare"));
+  module.def("xla_ask_policies", &ask_policies, nb::arg("follow"));
 }
 
 }  // namespace ringdl::binding

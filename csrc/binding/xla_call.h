@@ -53,6 +53,8 @@ class XlaCall {
   const xla::Buffer& result(int64_t number) const { return *at(frame_.results, number + 1); }
   /// Of arrays among the operands.
   int64_t argument_count() const;
+  /// Of arrays among the results.
+  int64_t result_count() const { return frame_.results.size - 1; }
   /// Of several that run the program; -1 if one does so for all.
   int64_t device() const;
   /// What its works are matched by: apart from calls outside of compiled functions, which XLA may
@@ -104,5 +106,11 @@ void reduce_gradients(const XlaCall& frame, Call call, const XlaRanks& ranks);
 /// bytes that are valid during the call. Both are collective, and answer with the text of an
 /// XlaError, or an empty one.
 void ask_python(nb::object explain, nb::object compare);
+
+/// Hands arrays to a policy, which may change the first of them: those that become results.
+void follow_policy(const XlaCall& frame);
+/// What Python does with them: `follow(plan, arrays)`, arrays of bytes that are valid during the
+/// call. It answers as above.
+void ask_policies(nb::object follow);
 
 }  // namespace ringdl::binding

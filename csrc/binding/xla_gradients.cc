@@ -17,7 +17,7 @@ namespace {
 
 // Never destroyed: threads of XLA's may outlive the interpreter.
 struct Python {
-  nb::object explain, compare;
+  nb::object explain, compare, follow;
 };
 Python& python() {
   static auto* const its = new Python();
@@ -55,7 +55,27 @@ struct Part {
 }  // namespace
 
 void ask_python(nb::object explain, nb::object compare) {
-  python() = {std::move(explain), std::move(compare)};
+  python().explain = std::move(explain);
+  python().compare = std::move(compare);
+}
+
+void ask_policies(nb::object follow) { python().follow = std::move(follow); }
+
+void follow_policy(const XlaCall& frame) {
+  const int64_t results = frame.result_count();
+  std::vector<std::pair<void*, size_t>> arrays;
+  for (int64_t i = 0; i < frame.argument_count(); ++i) {
+    const xla::Buffer& in = frame.argument(i);
+    arrays.emplace_back(i < results ? copied(in, frame.result(i)) : in.data, bytes_of(in));
+  }
+  const nb::gil_scoped_acquire acquire;
+  nb::list views;
+  for (const auto& [data, bytes] : arrays) {
+    const nb::ndarray<nb::numpy, uint8_t> view(data, {bytes}, nb::handle());
+    views.append(nb::cast(view, nb::rv_policy::reference));
+  }
+  const auto why = nb::cast<std::string>(python().follow(frame.attribute("plan"), views));
+  if (!why.empty()) throw XlaError(why);
 }
 
 // A digest of what the gradients are travels as the root, which an allreduce has no other use for.

@@ -65,7 +65,7 @@ def average_gradients(
     """
     import optax
 
-    options = _options(op, bucket_bytes, compression)
+    options = options_of(op, bucket_bytes, compression)
     # One that is made while a function is traced may be made again on some ranks alone.
     user = 0 if is_traced(None) else next(users)
 
@@ -111,7 +111,7 @@ def value_and_grad(
     Example:
         >>> loss, gradients = ringdl.jax.value_and_grad(loss_of)(params, inputs, targets)
     """
-    options = _options(op, bucket_bytes, compression)
+    options = options_of(op, bucket_bytes, compression)
     differentiated = jax.value_and_grad(fun, argnums, has_aux)
 
     @wraps(fun)
@@ -120,9 +120,9 @@ def value_and_grad(
         with telling(ranks, Kind.allreduce, _FIRST_WORK):
             result, gradients = differentiated(*args, **kwargs)
             value, *aux = result if has_aux else (result,)
-            named, structure = _flat(gradients)
+            named, structure = flat(gradients)
             by = args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in argnums)
-            parameters, _ = _flat(by)
+            parameters, _ = flat(by)
         value, *averages = _reduced([("the value", value), *named], parameters, ranks, options)
         gradients = jax.tree.unflatten(structure, averages)
         return ((value, *aux) if has_aux else value), gradients
@@ -171,19 +171,21 @@ def reduce_tree(
     Raises:
         UsageError, MismatchError: see `average_gradients`.
     """
-    named, structure = _flat(gradients)
-    results = _reduced(named, _flat(parameters)[0], ranks, options, user)
+    named, structure = flat(gradients)
+    results = _reduced(named, flat(parameters)[0], ranks, options, user)
     return jax.tree.unflatten(structure, results)
 
 
-def _options(op: Any, bucket_bytes: Any, compression: AnyCompression) -> Options:
+def options_of(op: Any, bucket_bytes: Any, compression: AnyCompression) -> Options:
+    """What `average_gradients` was told."""
     check_reduction(op, predivisor=1.0)
     if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
         raise UsageError(f"bucket_bytes is {bucket_bytes!r}; pass a positive number of bytes")
     return Options(op, bucket_bytes, wire_dtype(wire_of(compression)))
 
 
-def _flat(tree: Any) -> tuple[Leaves, Any]:
+def flat(tree: Any) -> tuple[Leaves, Any]:
+    """The leaves of a tree with their places in it, and its structure."""
     found, structure = jax.tree.flatten_with_path(tree)
     return [(jax.tree_util.keystr(path) or "the only one", leaf) for path, leaf in found], structure
 

@@ -5,15 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 import ringdl
-from ringdl.jax._gradients import average_gradients
+from ringdl._engine import Reduction
+from ringdl._training.compression import AnyCompression, wire_of
+from ringdl._training.options import check_policy
+from ringdl.jax._gradients import average_gradients, options_of
+from ringdl.jax._plan import BUCKET_BYTES
+from ringdl.jax._ranks import ranks_of
+from ringdl.policies import Policy
 
 
-def DistributedOptimizer(optimizer: Any, **options: Any) -> Any:  # noqa: N802
-    """``optax.chain(average_gradients(**options), optimizer)``, under the name of other frameworks.
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    op: Reduction = Reduction.Average,
+    bucket_bytes: int = BUCKET_BYTES,
+    communicator: ringdl.Communicator | None = None,
+    compression: AnyCompression = None,
+    policy: Policy | None = None,
+) -> Any:
+    """``optax.chain(average_gradients(...), optimizer)``, under the name of other frameworks.
+
+    With a policy, ``update`` needs the parameters. What it changes in them is an update, too, so
+    parameters that ranks have averaged are equal but for the rounding of ``apply_updates``.
 
     Args:
         optimizer: a GradientTransformation of optax.
-        options: see `average_gradients`.
+        op: see `average_gradients`.
+        bucket_bytes: see there.
+        communicator: see there.
+        compression: see there.
+        policy: when ranks exchange what: one of `ringdl.policies`, by default ``AllReduce()``.
 
     Raises:
         UsageError: it is none.
@@ -24,4 +44,12 @@ def DistributedOptimizer(optimizer: Any, **options: Any) -> Any:  # noqa: N802
         raise ringdl.UsageError(
             f"ringdl.jax.DistributedOptimizer takes an optimizer of optax, not {optimizer!r}"
         )
-    return optax.chain(average_gradients(**options), optimizer)
+    chosen = check_policy(policy, op, wire_of(compression))
+    if chosen is None:
+        return optax.chain(
+            average_gradients(op, bucket_bytes, communicator, compression), optimizer
+        )
+    from ringdl.jax._policies import follow
+
+    options = options_of(op, bucket_bytes, compression)
+    return follow(optimizer, chosen, ranks_of(communicator), options)

@@ -103,7 +103,7 @@ plan_of = cache(Plan)
 
 def _explain(number: int, plan: int, device: int) -> str:
     its, name = by_number[number].communicator, name_of("what the gradients are", device)
-    text = _error_of(lambda: _plans[plan].refuse_others(its, name))
+    text = error_of(lambda: _plans[plan].refuse_others(its, name))
     return text if text.startswith("ringdl.MismatchError") else ""  # else the first error is better
 
 
@@ -113,10 +113,11 @@ def _compare(number: int, plan: int, device: int, parameters: list[Array]) -> st
     known = _plans[plan]
     named = list(zip(known.parameters, map(ArrayReplica, parameters), strict=True))
     its, name = by_number[number].communicator, name_of("parameters", device)
-    return _error_of(lambda: replicas.check(named, its, name, known.options.how_to_mend))
+    return error_of(lambda: replicas.check(named, its, name, known.options.how_to_mend))
 
 
-def _error_of(question: Callable[[], None]) -> str:
+def error_of(question: Callable[[], None]) -> str:
+    """The text of an XlaError for what it raises; empty, if nothing."""
     try:
         question()
     except Exception as error:

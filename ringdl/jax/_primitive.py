@@ -106,7 +106,8 @@ def lower(
         operands: arrays, of which the first `aliased` ones become the results if XLA can let go
             of them.
         aliased: see above.
-        count: how many of them are gradients; 0: it is a collective of one array.
+        count: how many of them are gradients; 0: it is a collective of one array; -1: a policy is
+            called, whose number is in the place of the plan's.
         plan: the number of their plan.
         wire: what those of float32 travel as between hosts.
         params: those of the primitive.

@@ -29,19 +29,27 @@ __all__ = [
 ]
 
 
-def synchronize(optimizer: Any) -> None:
+def synchronize(optimizer: Any, parameters: Any = None) -> Any:
     """Make the parameters of all ranks the same, before they are evaluated or saved. Collective.
 
     Args:
         optimizer: a wrapped one. With `AllReduce` nothing is to be done.
+        parameters: with optax, whose optimizers do not hold them: a tree.
+
+    Returns:
+        With optax the parameters, else None.
 
     Raises:
-        UsageError: it is not wrapped.
+        UsageError: the optimizer is not wrapped.
     """
     if not hasattr(optimizer, "_ringdl_following"):
+        if parameters is not None:  # a chain of optax
+            return parameters
         raise UsageError(
             f"this {type(optimizer).__name__} is not wrapped; pass what DistributedOptimizer "
             "returned"
         )
-    if optimizer._ringdl_following is not None:
-        optimizer._ringdl_following.synchronize()
+    following = optimizer._ringdl_following
+    if following is None:
+        return parameters
+    return following.synchronize() if parameters is None else following.synchronize(parameters)

@@ -62,6 +62,8 @@ class DiLoCo(Policy):
         """See `Policy.synchronize`: an outer step, unless one has just been made."""
         if model.step % self.inner_steps != 0:
             self._outer_step(model)
+        for name, outer in self._outer.items():
+            model.parameters[name][...] = outer
 
     def _outer_step(self, model: Model) -> None:
         parameters = model.parameters

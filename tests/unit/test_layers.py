@@ -88,7 +88,7 @@ PYTHON = {
     "_training": {"core", "policies"},
     "torch": {"core", "_training", "policies"},
     "cupy": {"core", "_training"},
-    "jax": {"core", "_training"},
+    "jax": {"core", "_training", "policies"},
     "keras": {"core", "_training", "torch", "jax", "tensorflow"},  # its backends
     "sklearn": {"core", "_training"},
     "tensorflow": {"core", "_frameworks", "_training", "keras"},
