@@ -11,8 +11,8 @@ import keras
 
 import ringdl
 from ringdl._reductions import Op
-from ringdl._training.compression import AnyCompression, Compression
-from ringdl._training.options import check_passes, check_reduction
+from ringdl._training.compression import AnyCompression, Compression, wire_of
+from ringdl._training.options import check_passes, check_policy, check_reduction
 from ringdl._training.process_sets import (
     AnySet,
     ProcessSet,
@@ -20,6 +20,8 @@ from ringdl._training.process_sets import (
     global_process_set,
 )
 from ringdl.keras._averaging import Averaging, Options, make_averaging
+from ringdl.keras._policies import Followed
+from ringdl.policies import Policy
 
 _METHODS = ("apply", "apply_gradients", "stateless_apply", "register_local_var")
 """Those that a wrapped optimizer has of its own."""
@@ -40,6 +42,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     average_aggregated_gradients: bool = False,
     process_set: AnySet = global_process_set,
     scale_local_gradients: bool = True,
+    policy: Policy | None = None,
 ) -> Any:
     """Make a Keras optimizer average its gradients over all ranks, in ``fit`` and outside.
 
@@ -70,6 +73,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         process_set: whose ranks average. On a rank that is not in it nothing is averaged.
         scale_local_gradients: of variables that are kept local (`PartialDistributedOptimizer`):
             divide their gradients by the number of ranks, as averages are.
+        policy: when ranks exchange what: one of `ringdl.policies`, by default ``AllReduce()``, all
+            that is said above. Of Keras 3; it counts calls of ``apply``.
 
     Raises:
         UsageError: no optimizer of Keras, or another argument is wrong; other ranks get a
@@ -89,12 +94,20 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not (is_scaled or is_legacy) and keras.config.dtype_policy().name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    chosen = check_policy(policy, reduction, wire_of(compression), gradient_predivide_factor)
+    if chosen is not None:
+        _refuse_with(chosen, optimizer, is_legacy)
     options = Options(
         reduction, compression, gradient_predivide_factor, sparse_as_dense, process_set
     )
     optimizer._ringdl_wrapped = Wrapped(
         optimizer, None if is_alone else options, scale, scale_local_gradients
     )
+    followed = None
+    if chosen is not None and not is_alone:
+        followed = Followed(chosen, communicator_of(process_set))
+    optimizer._ringdl_wrapped.followed = followed
+    optimizer._ringdl_following = None if followed is None else _Synchronized(optimizer, followed)
     return optimizer
 
 
@@ -137,6 +150,8 @@ class Wrapped:
         self._options = options
         self._scale = scale
         self._scales_local = scales_local
+        self.followed: Followed | None = None
+        """Says what ranks exchange, if that is not gradients in each step."""
         self.expects_broadcast = False
         """Whether replicas become equal after the first step."""
         self._local: set[int] = set()
@@ -166,6 +181,12 @@ class Wrapped:
                 return
             given = trainable_variables
             known = optimizer._trainable_variables if given is None else [*given]
+            if self.followed is not None:
+                passed = None if given is None else known
+                self.followed.apply(
+                    optimizer, [*grads], known, lambda used: bare.apply(optimizer, used, passed)
+                )
+                return
             bare.apply(optimizer, self._averaged([*grads], known), None if given is None else known)
             self._finish()
 
@@ -191,6 +212,8 @@ class Wrapped:
         Raises:
             UsageError: all variables are clipped or scaled together.
         """
+        if self.followed is not None:
+            raise ringdl.UsageError("with a policy all variables are exchanged; none can be local")
         if self._couples:
             raise ringdl.UsageError(
                 f"variables cannot be local with {self._couples}, by which local gradients would "
@@ -252,6 +275,35 @@ def _scaled(gradient: Any, factor: float) -> Any:
     return gradient * factor
 
 
+class _Synchronized:
+    """What `ringdl.policies.synchronize` calls."""
+
+    def __init__(self, optimizer: Any, followed: Followed) -> None:
+        self._optimizer, self._followed = weakref.ref(optimizer), followed  # it owns this one
+
+    def synchronize(self) -> None:
+        """Make the variables of all ranks the same."""
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it is the caller's
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._followed.synchronize(inner._trainable_variables)
+
+
+def _refuse_with(policy: Policy, optimizer: Any, is_legacy: bool) -> None:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if is_legacy:
+        raise ringdl.UsageError("policies are for optimizers of Keras 3; this one is of tf_keras")
+    if inner is not optimizer and keras.backend.backend() == "jax":
+        raise ringdl.UsageError(
+            "on JAX policies do not go with a LossScaleOptimizer; train in float32 or bfloat16"
+        )
+    if getattr(inner, "gradient_accumulation_steps", None):
+        raise ringdl.UsageError(
+            f"{policy!r} counts calls of apply(), and this optimizer steps in some of them only; "
+            "leave backward_passes_per_step and gradient_accumulation_steps out"
+        )
+
+
 def is_wrapped(optimizer: Any) -> bool:
     """Whether an optimizer averages."""
     return isinstance(getattr(optimizer, "_ringdl_wrapped", None), Wrapped)
@@ -260,7 +312,7 @@ def is_wrapped(optimizer: Any) -> bool:
 def unwrap(optimizer: Any) -> None:
     """Make an optimizer bare again, if it was wrapped."""
     if is_wrapped(optimizer):
-        for name in ("_ringdl_wrapped", *_METHODS):
+        for name in ("_ringdl_wrapped", "_ringdl_following", *_METHODS):
             vars(optimizer).pop(name, None)
 
 

@@ -51,7 +51,7 @@ class OptimizerModel(Model):
 
     def read_parameters(self) -> Mapping[str, Array]:
         """See `Model`."""
-        return {name: _in_numpy(parameter) for name, parameter in self._named}
+        return {name: in_numpy(parameter) for name, parameter in self._named}
 
     def read_gradients(self) -> Mapping[str, Array | None]:
         """See `Model`."""
@@ -62,7 +62,7 @@ class OptimizerModel(Model):
                     "the embedding without sparse=True"
                 )
         return {
-            name: None if parameter.grad is None else _in_numpy(parameter.grad)
+            name: None if parameter.grad is None else in_numpy(parameter.grad)
             for name, parameter in self._named
         }
 
@@ -70,7 +70,7 @@ class OptimizerModel(Model):
         """See `Model`."""
         state = self._owner().state
         return {
-            f"{key} of {name}": _in_numpy(value)
+            f"{key} of {name}": in_numpy(value)
             for name, parameter in self._named
             for key, value in sorted(state.get(parameter, {}).items())
             if isinstance(value, torch.Tensor) and value.device.type == "cpu" and _is_fit(value)
@@ -105,7 +105,7 @@ def _is_fit(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _in_numpy(tensor: torch.Tensor) -> Array:
+def in_numpy(tensor: torch.Tensor) -> Array:
     """The same memory, as an array; pairs of real numbers for complex ones."""
     detached = tensor.detach()
     if detached.is_complex():

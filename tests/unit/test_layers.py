@@ -89,7 +89,7 @@ PYTHON = {
     "torch": {"core", "_training", "policies"},
     "cupy": {"core", "_training"},
     "jax": {"core", "_training", "policies"},
-    "keras": {"core", "_training", "torch", "jax", "tensorflow"},  # its backends
+    "keras": {"core", "_training", "policies", "torch", "jax", "tensorflow"},  # its backends
     "sklearn": {"core", "_training"},
     "tensorflow": {"core", "_frameworks", "_training", "keras"},
     "numpy": {"core", "_training"},

@@ -1,0 +1,133 @@
+"""Policies in compiled functions: XLA calls them, twice in a step, with the arrays that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax._src import dispatch
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+import ringdl
+from ringdl import _engine
+from ringdl._engine import Kind, Reduction
+from ringdl._training.handed import Handed
+from ringdl.jax._gradients import Leaves, flat
+from ringdl.jax._plan import HOW_TO_MEND, error_of
+from ringdl.jax._primitive import lower, refuse_platform
+from ringdl.jax._ranks import ORDER, Ranks
+from ringdl.policies import Policy
+from ringdl.policies._policy import Array
+
+
+class Follower:
+    """A policy for one optimizer, whose arrays are JAX's.
+
+    Args:
+        policy: when ranks exchange what.
+        ranks: those.
+        how_to_mend: what to do if parameters differ at the first step.
+    """
+
+    def __init__(self, policy: Policy, ranks: Ranks, how_to_mend: str = HOW_TO_MEND) -> None:
+        self._ranks = ranks
+        self.handed = Handed(policy, ranks.communicator, how_to_mend)
+
+    def before(self, gradients: Any, parameters: Any, state: Any) -> Any:
+        """The gradients that a step is to use. Collective, as the policy is."""
+        named, structure = flat(gradients)
+        parts = {"gradients": named, "parameters": flat(parameters)[0], "state": _floats(state)}
+        return jax.tree.unflatten(structure, self._call("before", parts, len(named)))
+
+    def after(self, parameters: Any, state: Any) -> tuple[Any, Any]:
+        """Parameters and state after a step. Collective, as the policy is."""
+        named, structure = flat(parameters)
+        leaves, own = jax.tree.flatten(state)
+        results = self._call("after", {"parameters": named, "state": _floats(state)}, None)
+        changed = iter(results[len(named) :])
+        whole = [next(changed) if _is_float(leaf) else leaf for leaf in leaves]
+        return (
+            jax.tree.unflatten(structure, results[: len(named)]),
+            jax.tree.unflatten(own, whole),
+        )
+
+    def call(
+        self, when: str, changed: Mapping[str, Any], read: Mapping[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """The same of arrays by name: those of `changed`, as they are then."""
+        parts = {part: [*its.items()] for part, its in {**changed, **read}.items()}
+        count = sum(map(len, changed.values()))
+        results = iter(self._call(when, parts, count))
+        return {part: {name: next(results) for name in its} for part, its in changed.items()}
+
+    def synchronize(self, parameters: Any = None) -> Any:
+        """See `ringdl.policies.synchronize`."""
+        if parameters is None:
+            raise ringdl.UsageError(
+                "with JAX pass the parameters: params = synchronize(optimizer, params)"
+            )
+        jax.effects_barrier()
+        named, structure = flat(parameters)
+        copies = {name: jax.device_get(leaf).copy() for name, leaf in named}
+        self.handed.synchronize(copies)
+        return jax.tree.unflatten(structure, [jnp.asarray(copies[name]) for name, _ in named])
+
+    def _call(self, when: str, parts: Mapping[str, Leaves], count: int | None) -> list[Any]:
+        operands = [jnp.asarray(leaf) for named in parts.values() for _, leaf in named]
+        specs = {
+            what: [(name, jnp.shape(leaf), jnp.result_type(leaf)) for name, leaf in named]
+            for what, named in parts.items()
+        }
+        _calls.append(_Call(self.handed, when, specs))
+        how = {"call": len(_calls) - 1, "count": len(operands) if count is None else count}
+        return follow_p.bind(*operands, **how, **self._ranks.place())  # type: ignore[no-any-return]
+
+
+class _Call(NamedTuple):
+    """A place in a compiled function."""
+
+    handed: Handed
+    when: str
+    specs: Mapping[str, Sequence[tuple[str, tuple[int, ...], Any]]]
+
+
+_calls: list[_Call] = []
+"""By number; compiled functions may live for as long as the process."""
+
+
+def _carry_out(number: int, memory: list[Array]) -> str:
+    call, each = _calls[number], iter(memory)
+    arrays: dict[str, Mapping[str, Array]] = {
+        what: {name: next(each).view(dtype).reshape(shape) for name, shape, dtype in its}
+        for what, its in call.specs.items()
+    }
+    return error_of(lambda: call.handed.carry_out(call.when, arrays))
+
+
+def _is_float(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _floats(tree: Any) -> Leaves:
+    return [(name, leaf) for name, leaf in flat(tree)[0] if _is_float(leaf)]
+
+
+def _results(*operands: Any, count: int, **_: Any) -> Any:
+    return [each.update(weak_type=False) for each in operands[:count]], {ORDER}
+
+
+def _lower(ctx: Any, *operands: Any, call: int, count: int, **params: Any) -> Any:
+    how: Any = {"kind": Kind.allreduce, "op": Reduction.Average, "root": -1}
+    return lower(ctx, *operands, aliased=count, count=-1, plan=call, **how, **params)
+
+
+follow_p = Primitive("ringdl_follow")
+follow_p.multiple_results = True
+follow_p.def_effectful_abstract_eval(_results)
+dispatch.simple_impl(follow_p)
+mlir.register_lowering(follow_p, refuse_platform)
+mlir.register_lowering(follow_p, _lower, platform="cpu")
+_engine.xla_ask_policies(_carry_out)
