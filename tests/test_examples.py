@@ -80,6 +80,7 @@ def test_first(mpi_python: str, ranks: int) -> None:
 
 NEEDS = {
     "numpy_digits": (),
+    "own_policy": (),
     "jax_digits": ("optax",),
     "keras_digits": ("keras",),
     "sklearn_digits": (),
@@ -111,6 +112,13 @@ def test_classification(mpi_python: str, script: str, ranks: int, tmp_path: Path
     _, figures = run_example(mpi_python, ranks, f"{script}.py", figures=tmp_path / "figures.json")
     assert figures["ranks"] == max(ranks, 1)
     assert figures["accuracy"] >= 0.9
+
+
+def test_a_median_ignores_a_rank(mpi_python: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    figures = tmp_path / "figures.json"
+    _, reached = run_example(mpi_python, 3, "own_policy.py", "--spoiled=1", figures=figures)
+    assert reached["accuracy"] >= 0.9
 
 
 def test_gan(mpi_python: str, tmp_path: Path) -> None:
