@@ -39,7 +39,7 @@ def network() -> keras.Model:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--batch", type=int, default=48, help="images per step over all ranks")
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate")
     parser.add_argument("--json", type=Path, help="write the final figures to this file")

@@ -55,7 +55,7 @@ class Network:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--batch", type=int, default=96, help="images per step over all ranks")
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate")
     parser.add_argument("--json", type=Path, help="write the final figures to this file")

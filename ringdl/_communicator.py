@@ -202,9 +202,11 @@ class Communicator(Reductions, Objects):
         """
         if self._group is not None:
             raise UsageError("join: call it on the communicator that this one was made from")
-        leave_all()
+        error = leave_all()
         last = self._engine.join(self._timeout if timeout is None else seconds_of(timeout))
-        start_all_over()
+        start_all_over(last)
+        if error is not None:
+            raise error
         return last
 
     def empty(

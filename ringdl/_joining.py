@@ -13,9 +13,10 @@ class StartsOver(Protocol):
 
 
 class Leaves(StartsOver, Protocol):
-    """Is notified before, when this rank joins, too."""
+    """Is notified before, when this rank joins, and of who joined last."""
 
     def leave(self) -> None: ...
+    def joined(self, last: int) -> None: ...
 
 
 _alive: weakref.WeakSet[StartsOver] = weakref.WeakSet()
@@ -33,13 +34,24 @@ def leaves(each: Leaves) -> None:
     _leaving.add(each)
 
 
-def leave_all() -> None:
-    """Notify them that this rank joins."""
+def leave_all() -> Exception | None:
+    """Notify them that this rank joins. Returns the first error: it has to join nevertheless."""
+    first = None
     for each in list(_leaving):
-        each.leave()
+        try:
+            each.leave()
+        except Exception as error:
+            first = first or error
+    return first
 
 
-def start_all_over() -> None:
-    """Notify them that all have joined."""
+def start_all_over(last: int) -> None:
+    """Notify them that all have joined.
+
+    Args:
+        last: the rank that joined last.
+    """
     for each in list(_alive):
         each.start_over()
+    for leaving in list(_leaving):
+        leaving.joined(last)

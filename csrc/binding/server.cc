@@ -93,8 +93,9 @@ void bind_server(nb::module_& module) {
       .def("connect",
            [](Server& self, const std::vector<int64_t>& places) { self.own->connect(places); })
       .def("fill",
-           [](Server& self, const std::vector<Array>& arrays) {
-             self.with(arrays, [](ParameterServer& its, const auto& pieces) { its.fill(pieces); });
+           [](Server& self, const std::vector<Array>& arrays, int member) {
+             self.with(arrays,
+                       [&](ParameterServer& its, const auto& pieces) { its.fill(pieces, member); });
            })
       .def("push",
            [](Server& self, const std::vector<Array>& arrays, const Update& how, double timeout) {
@@ -115,7 +116,8 @@ void bind_server(nb::module_& module) {
              });
            })
       .def("set_clock", [](const Server& self, uint64_t steps) { self.own->set_clock(steps); })
-      .def("end_clock", [](const Server& self) { self.own->set_clock(ParameterServer::kEnded); })
+      .def("end_clock", [](const Server& self,
+                           int member) { self.own->set_clock(member, ParameterServer::kEnded); })
       .def("clock", [](const Server& self, int member) { return self.own->clock(member); })
       .def("wait_for", [](const Server& self, uint64_t steps, double timeout) {
         const nb::gil_scoped_release release;

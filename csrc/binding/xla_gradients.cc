@@ -62,16 +62,22 @@ void ask_python(nb::object explain, nb::object compare) {
 void ask_policies(nb::object follow) { python().follow = std::move(follow); }
 
 void follow_policy(const XlaCall& frame) {
+  if (frame.attribute("plan") < 0) return;  // that these are the ranks is all that is asked
   const int64_t results = frame.result_count();
-  std::vector<std::pair<void*, size_t>> arrays;
-  for (int64_t i = 0; i < frame.argument_count(); ++i) {
+  std::vector<std::pair<std::byte*, size_t>> changed;
+  for (int64_t i = 0; i < results; ++i) {
     const xla::Buffer& in = frame.argument(i);
-    arrays.emplace_back(i < results ? copied(in, frame.result(i)) : in.data, bytes_of(in));
+    changed.emplace_back(copied(in, frame.result(i)), bytes_of(in));
   }
   const nb::gil_scoped_acquire acquire;
   nb::list views;
-  for (const auto& [data, bytes] : arrays) {
+  for (const auto& [data, bytes] : changed) {
     const nb::ndarray<nb::numpy, uint8_t> view(data, {bytes}, nb::handle());
+    views.append(nb::cast(view, nb::rv_policy::reference));
+  }
+  for (int64_t i = results; i < frame.argument_count(); ++i) {
+    const xla::Buffer& in = frame.argument(i);
+    const nb::ndarray<nb::numpy, const uint8_t> view(in.data, {bytes_of(in)}, nb::handle());
     views.append(nb::cast(view, nb::rv_policy::reference));
   }
   const auto why = nb::cast<std::string>(python().follow(frame.attribute("plan"), views));

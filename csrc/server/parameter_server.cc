@@ -1,5 +1,7 @@
 #include "server/parameter_server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -24,7 +26,10 @@ void wait_until(const std::function<bool(bool looks_for_dead)>& step,
   while (!step(false)) {
     backoff.pause();
     const int64_t now = now_ns();
-    if (now - begin_ns >= patience.timeout_ns) throw StallError(why_not());
+    if (now - begin_ns >= patience.timeout_ns) {
+      if (step(true)) return;
+      throw StallError(why_not());
+    }
     if (now - looked_ns < 100 * kMillisecond) continue;
     looked_ns = now;
     if (step(true)) return;
@@ -50,7 +55,8 @@ ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, SharedGroup gro
       shard_count_(divide_up(divide_up(count, static_cast<size_t>(servers)), 64) * 64),
       rule_(rule),
       dtype_(dtype),
-      servers_(servers) {
+      servers_(servers),
+      process_(getpid()) {
   if (!is_updatable(dtype)) {
     throw UsageError("a parameter server holds float32 or float64, not " +
                      std::string(name_of(dtype)));
@@ -61,7 +67,7 @@ ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, SharedGroup gro
         "share none");
   }
   if (group_->rank >= servers_) return;
-  const auto [begin, end] = own();
+  const auto [begin, end] = part(group_->rank);
   const Shard::Shape shape{dtype_, end - begin, group_->size(), rule_};
   const size_t bytes = Shard::bytes(shape);
   memory_ = window_->allocate(bytes);
@@ -74,24 +80,26 @@ ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, SharedGroup gro
   place_ = static_cast<int64_t>(*window_->offset_of(memory_.get(), bytes));
 }
 
+bool ParameterServer::is_forked() const { return getpid() != process_; }
+
 ParameterServer::~ParameterServer() {
+  if (is_forked()) return;  // it is its parent's
   for (const Shard& shard : shards_) shard.left().fetch_add(1, std::memory_order_acq_rel);
   if (!memory_) return;
   const auto& left = *reinterpret_cast<std::atomic<uint64_t>*>(memory_.get());
   window_->free_once(std::move(memory_), left, static_cast<uint64_t>(group_->size()));
 }
 
-std::pair<size_t, size_t> ParameterServer::own() const {
-  const auto member = static_cast<size_t>(group_->rank);
-  if (group_->rank >= servers_) return {count_, count_};
-  return {std::min(count_, member * shard_count_), std::min(count_, (member + 1) * shard_count_)};
+std::pair<size_t, size_t> ParameterServer::part(int member) const {
+  if (member >= servers_) return {count_, count_};
+  const size_t begin = static_cast<size_t>(member) * shard_count_;
+  return {std::min(count_, begin), std::min(count_, begin + shard_count_)};
 }
 
 void ParameterServer::connect(const std::vector<int64_t>& places) {
   for (int member = 0; member < servers_; ++member) {
-    const size_t begin = std::min(count_, static_cast<size_t>(member) * shard_count_);
-    const size_t end = std::min(count_, begin + shard_count_);
-    const int64_t place = places[static_cast<size_t>(member)];
+    const auto [begin, end] = part(member);
+    const int64_t place = places.at(static_cast<size_t>(member));
     if (place < 0) throw UsageError("all ranks have to agree on how many of them have shards");
     shards_.emplace_back(window_->at(rank_of(member), static_cast<uint64_t>(place)),
                          Shard::Shape{dtype_, end - begin, group_->size(), rule_});
@@ -100,6 +108,7 @@ void ParameterServer::connect(const std::vector<int64_t>& places) {
 
 void ParameterServer::visit(std::vector<Piece> pieces, const Visit::Action& action,
                             const Patience& patience) {
+  if (is_forked()) throw UsageError("a parameter server is used by the process that made it");
   Visit visit(shards_, shard_count_, std::move(pieces),
               static_cast<size_t>(group_->rank % servers_), rank_of(group_->rank), window_.get(),
               action);
@@ -114,14 +123,14 @@ void ParameterServer::visit(std::vector<Piece> pieces, const Visit::Action& acti
   }
 }
 
-void ParameterServer::fill(const std::vector<Piece>& pieces) {
-  const auto [own_begin, own_end] = own();
+void ParameterServer::fill(const std::vector<Piece>& pieces, int member) {
+  const auto [shard_begin, shard_end] = part(member);
   for (const Piece& piece : pieces) {
-    const size_t begin = std::max(own_begin, piece.begin);
-    const size_t end = std::min(own_end, piece.begin + piece.count);
+    const size_t begin = std::max(shard_begin, piece.begin);
+    const size_t end = std::min(shard_end, piece.begin + piece.count);
     if (begin >= end) continue;
     const size_t item = item_bytes(dtype_);
-    std::memcpy(shards_[static_cast<size_t>(group_->rank)].values(begin - own_begin),
+    std::memcpy(shards_[static_cast<size_t>(member)].values(begin - shard_begin),
                 piece.data + (begin - piece.begin) * item, (end - begin) * item);
   }
 }
@@ -155,8 +164,8 @@ void ParameterServer::pull(const std::vector<Piece>& parameters, double share,
       patience);
 }
 
-void ParameterServer::set_clock(uint64_t steps) const {
-  shards_[0].clock(group_->rank).store(steps, std::memory_order_release);
+void ParameterServer::set_clock(int member, uint64_t steps) const {
+  shards_[0].clock(member).store(steps, std::memory_order_release);
 }
 
 uint64_t ParameterServer::clock(int member) const {
@@ -179,9 +188,10 @@ void ParameterServer::wait_for(uint64_t steps, const Patience& patience) const {
         return true;
       },
       [&] {
-        return "rank " + std::to_string(behind) + " has pushed " + std::to_string(clock(behind)) +
-               " steps, and this rank waits for " + std::to_string(steps) + " since " +
-               seconds_text(patience.timeout_ns) + "; is it stuck, or has it no batch left?";
+        return "rank " + std::to_string(rank_of(behind)) + " has pushed " +
+               std::to_string(clock(behind)) + " steps, and this rank waits for " +
+               std::to_string(steps) + " since " + seconds_text(patience.timeout_ns) +
+               "; is it stuck, or has it no batch left?";
       },
       patience);
 }

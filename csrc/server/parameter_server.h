@@ -24,7 +24,10 @@ namespace ringdl {
 /// Clocks say how many steps of a member are in the parameters. A member whose process has ended
 /// does not count any more: what it had not pushed is lost, and nobody waits for it.
 ///
-/// Threads: one at a time. Collective: the constructor, then connect(), with a barrier after it.
+/// Where a process ends in the middle of a push, its update is in some blocks, and half in one.
+///
+/// Threads: one at a time, and none in a forked child. Collective: the constructor, then connect(),
+/// with a barrier after it.
 class ParameterServer {
  public:
   /// @param count  of all parameters, of one dtype
@@ -42,8 +45,8 @@ class ParameterServer {
   int64_t place() const { return place_; }
   /// @param places  of all members
   void connect(const std::vector<int64_t>& places);
-  /// Which parameters this rank's shard holds: begin and end.
-  std::pair<size_t, size_t> own() const;
+  /// Which parameters a member's shard holds: begin and end.
+  std::pair<size_t, size_t> part(int member) const;
 
   /// How long a call waits, and what is called ten times a second meanwhile, which may throw.
   struct Patience {
@@ -51,9 +54,9 @@ class ParameterServer {
     std::function<void()> interrupted = [] {};
   };
 
-  /// Writes this rank's shard, before others use it.
+  /// Writes the shard of a member, while nobody else uses it.
   /// @param pieces  all parameters, in their order, in any memory; so in the calls below
-  void fill(const std::vector<Piece>& pieces);
+  void fill(const std::vector<Piece>& pieces, int member);
 
   /// These throw StallError if a rank holds a block for too long.
   void push(const std::vector<Piece>& gradient, const Update& how, const Patience& patience);
@@ -62,7 +65,9 @@ class ParameterServer {
   void pull(const std::vector<Piece>& parameters, double share, const Patience& patience);
 
   /// This rank has pushed so many steps; kEnded: it pushes no more.
-  void set_clock(uint64_t steps) const;
+  void set_clock(uint64_t steps) const { set_clock(group_->rank, steps); }
+  /// The same for another member, which does not do so meanwhile.
+  void set_clock(int member, uint64_t steps) const;
   static constexpr uint64_t kEnded = ~uint64_t{0};
   uint64_t clock(int member) const;
   /// Waits until all members have pushed so many steps.
@@ -72,6 +77,7 @@ class ParameterServer {
   void visit(std::vector<Piece> pieces, const Visit::Action& action, const Patience& patience);
   int rank_of(int member) const { return group_->ranks[static_cast<size_t>(member)]; }
   bool has_ended(int member) const;
+  bool is_forked() const;
 
   const std::shared_ptr<Driver> driver_;
   const SharedGroup group_;
@@ -81,6 +87,7 @@ class ParameterServer {
   const Update::Rule rule_;
   const DType dtype_;
   const int servers_;
+  const int64_t process_;
   std::shared_ptr<std::byte> memory_;
   int64_t place_ = -1;
   std::vector<Shard> shards_;

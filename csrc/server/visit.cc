@@ -31,7 +31,9 @@ void Visit::skip_empty() {
 
 bool Visit::step(bool looks_for_dead) {
   const Window* const window = looks_for_dead ? window_ : nullptr;
-  if (is_done() || !shard().lock(block_).try_take(rank_, window)) return false;
+  if (is_done()) return false;
+  awaited_ = shard().lock(block_).holder();
+  if (!shard().lock(block_).try_take(rank_, window)) return false;
   if (held_) held_->give_back();
   held_ = &shard().lock(block_);
   const size_t shard_begin = current() * shard_count_;

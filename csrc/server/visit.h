@@ -44,8 +44,8 @@ class Visit {
   /// Does the next block, if its lock is free. @returns whether it was
   /// @param looks_for_dead  whether to ask if the lock's holder has ended, some 10 us
   bool step(bool looks_for_dead = false);
-  /// Who holds the next block's lock; -1 if nobody does.
-  int awaited() const { return shard().lock(block_).holder(); }
+  /// Who had the next block's lock when it was not free; -1 if it was.
+  int awaited() const { return awaited_; }
 
  private:
   const Shard& shard() const { return shards_[current()]; }
@@ -62,6 +62,7 @@ class Visit {
   size_t visited_ = 0;  // shards
   size_t block_ = 0;
   BlockLock* held_ = nullptr;
+  int awaited_ = -1;
 };
 
 }  // namespace ringdl

@@ -1,6 +1,6 @@
 """Optimizers of training loops without a framework: over arrays that change in place.
 
-Written once for NumPy, CuPy and whatever else has their operators: arrays are only copied, added,
+Written once for NumPy, CuPy and whatever else has their operators: arrays are only added,
 multiplied and raised to powers, in place where they are the optimizer's own.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 Arrays: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 
@@ -43,8 +45,7 @@ class SGD:
             if self.momentum:
                 velocity = self.velocities.get(key)
                 if velocity is None:
-                    self.velocities[key] = velocity = parameter.copy()
-                    velocity[...] = change
+                    self.velocities[key] = velocity = _array(change + 0)
                 else:
                     velocity *= self.momentum
                     velocity += change
@@ -93,7 +94,11 @@ class Adam:
                 parameter *= 1 - self.rate * self.weight_decay
             elif self.weight_decay:
                 gradient = gradient + self.weight_decay * parameter
-            first, second, count = self.means.get(key) or (*_zeros(parameter, 2), 0)
+            first, second, count = self.means.get(key) or (
+                _array(gradient * 0),
+                _array(gradient * 0),
+                0,
+            )
             first *= first_beta
             first += (1 - first_beta) * gradient
             second *= second_beta
@@ -139,11 +144,9 @@ class AdamW(Adam):
         super().__init__(rate, betas, epsilon, weight_decay)
 
 
-def _zeros(like: Any, count: int) -> list[Any]:
-    zeros = [like.copy() for _ in range(count)]
-    for each in zeros:
-        each[...] = 0
-    return zeros
+def _array(computed: Any) -> Any:
+    """What was computed, as an array: without axes, NumPy makes numbers of it."""
+    return np.array(computed) if isinstance(computed, np.generic) else computed
 
 
 def _pairs(parameters: Arrays, gradients: Arrays) -> list[tuple[Any, Any, Any]]:

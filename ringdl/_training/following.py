@@ -129,6 +129,11 @@ class Following:
         self._policy, self._model = policy, model
         self._how_to_mend, self._checks_replicas = how_to_mend, check_replicas
         with agreeing(model.communicator), model.lent():
+            if type(policy).__repr__ is object.__repr__:
+                raise ringdl.UsageError(
+                    f"{type(policy).__name__} has no __repr__, by which ranks agree on a policy "
+                    "and its arguments; give it one"
+                )
             specs: list[Any] = [
                 (name, [*each.shape], DType[each.dtype.name], [])
                 for name, each in model.parameters.items()
@@ -137,8 +142,11 @@ class Following:
         if id(policy) in _followed:
             _followed[id(policy)].end()
         _followed[id(policy)] = self
-        self._epoch = -1
-        self._is_attached = self._has_begun = self._has_ended = False
+        self.times = 0
+        """How often training has begun."""
+        self._has_begun = self._has_ended = self._have_joined = False
+        self._last = 0
+        self._attach()
         leaves(self)
 
     def end(self) -> None:
@@ -148,7 +156,8 @@ class Following:
     @property
     def averages_gradients(self) -> bool:
         """Whether the next step is to use averages."""
-        return self._policy.averages_gradients(self._model.step)
+        is_going_on = self._has_begun and self._epoch == self._model.communicator.epoch
+        return self._policy.averages_gradients(self._model.step if is_going_on else 0)
 
     def leave(self) -> None:
         """This rank joins."""
@@ -159,6 +168,10 @@ class Following:
     def start_over(self) -> None:
         """All ranks have joined."""
         self._has_begun = False
+
+    def joined(self, last: int) -> None:
+        """Who joined last: it has the newest parameters."""
+        self._last, self._have_joined = last, True
 
     def before_step(self) -> None:
         """The gradients are there, averaged where the policy wants them so."""
@@ -171,8 +184,15 @@ class Following:
         self._call(self._policy.after_step)
 
     def synchronize(self) -> None:
-        """See `ringdl.policies.synchronize`. Collective. After a join it comes before the rest."""
-        if not self._is_attached or self._epoch != self._model.communicator.epoch:
+        """See `ringdl.policies.synchronize`. Collective."""
+        self._refuse_ended()
+        have_joined = self._have_joined and self._epoch == self._model.communicator.epoch
+        if have_joined and type(self._policy).leave is Policy.leave:
+            with self._model.lent():
+                newest = [ArrayReplica(each) for each in self._model.parameters.values()]
+                replicas.broadcast(newest, self._last, self._model.communicator)
+            return
+        if not have_joined:
             self._begin()
         self._call(self._policy.synchronize)
 
@@ -181,27 +201,35 @@ class Following:
             with self._model.lent():
                 method(self._model)
 
-    def _begin(self) -> None:
-        """Where it has not begun: see that replicas are equal. Collective then."""
+    def _refuse_ended(self) -> None:
         if self._has_ended:
             raise ringdl.UsageError(
                 f"{self._policy!r} was given to another optimizer, and is not this one's any more; "
                 "make a policy for each"
             )
+
+    def _attach(self) -> None:
+        its = self._model.communicator
+        self._epoch = its.epoch
+        self._model.key = f"ringdl.policy.{its._count('policies') - 1}"
+        self._call(self._policy.attach)
+
+    def _begin(self) -> None:
+        """Where it has not begun: see that replicas are equal. Collective then."""
+        self._refuse_ended()
         its = self._model.communicator
         if self._epoch != its.epoch:
-            self._epoch = its.epoch
-            self._is_attached = self._has_begun = False
-            self._model.key = f"ringdl.policy.{its._count('policies') - 1}"
+            self._has_begun = self._have_joined = False
+            self._attach()
         if self._has_begun:
             return
         if self._checks_replicas:
             key = f"{self._model.key}.replicas"
             with self._model.lent():
-                named = [
-                    (name, ArrayReplica(each)) for name, each in self._model.parameters.items()
-                ]
+                parameters = self._model.parameters.items()
+                named = [(name, ArrayReplica(each)) for name, each in parameters]
                 replicas.check(named, its, key, self._how_to_mend)
         self._model.step = 0
-        self._call(self._policy.start_over if self._is_attached else self._policy.attach)
-        self._is_attached = self._has_begun = True
+        self.times += 1
+        self._call(self._policy.start_over)
+        self._has_begun, self._have_joined = True, False

@@ -235,6 +235,7 @@ class Gradients(Generic[A]):
     def start_over(self) -> None:
         """Begin anew on all ranks, which may have made different numbers of steps."""
         self.step = 0
+        self.is_local = False
         self.are_replicas_checked = not self._checks_replicas
         self._sums = {}
         self.expect_round()

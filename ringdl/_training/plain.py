@@ -118,10 +118,10 @@ class DistributedOptimizer(Generic[A]):
         self._passes = backward_passes_per_step
         self._communicator = ringdl.get_communicator() if communicator is None else communicator
         self._policy = check_policy(policy, op, compression)
-        self._ringdl_following: Following | None = None
+        self._ringdl_following: Any = None if self._policy is None else _NotYet()
         self._gradients: Gradients[A] | None = None
         self._names: list[str] | None = None
-        self._passes_made = 0
+        self._passes_made = self._times = 0
 
     def step(self, parameters: Arrays, gradients: Arrays) -> bool:
         """Average the gradients, and change the parameters. Collective.
@@ -194,8 +194,12 @@ class DistributedOptimizer(Generic[A]):
 
     def _add(self, names: list[str], gradients: Arrays) -> bool:
         """The same where gradients stay this rank's own."""
+        if self._times != self._ringdl_following.times:
+            self._times, self._passes_made = self._ringdl_following.times, 0
+            self._kept.gradients = [None] * len(names)
         for index, gradient in enumerate(self._like(names, gradients)):
-            self._accumulate(index, gradient)
+            is_kept = self._passes > 1 and gradient is not None
+            self._accumulate(index, gradient.copy() if is_kept else gradient)
         self._passes_made += 1
         return self._passes_made % self._passes == 0
 
@@ -213,6 +217,16 @@ class DistributedOptimizer(Generic[A]):
             gradient = before
         self._kept.gradients[index] = gradient
         return True
+
+
+class _NotYet:
+    """Before the first step, which tells ranks of the parameters."""
+
+    def synchronize(self) -> None:
+        raise ringdl.UsageError(
+            "the optimizer has not made a step yet, and knows no parameters; broadcast them, or "
+            "make a step on all ranks first"
+        )
 
 
 class _Model(Model, Generic[A]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,13 +12,13 @@ from jax._src import dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-import ringdl
 from ringdl import _engine
 from ringdl._engine import Kind, Reduction
+from ringdl._errors import UsageError
 from ringdl._training.handed import Handed
 from ringdl.jax._gradients import Leaves, flat
 from ringdl.jax._plan import HOW_TO_MEND, error_of
-from ringdl.jax._primitive import lower, refuse_platform
+from ringdl.jax._primitive import device_count, lower, refuse_platform
 from ringdl.jax._ranks import ORDER, Ranks
 from ringdl.policies import Policy
 from ringdl.policies._policy import Array
@@ -35,6 +36,8 @@ class Follower:
     def __init__(self, policy: Policy, ranks: Ranks, how_to_mend: str = HOW_TO_MEND) -> None:
         self._ranks = ranks
         self.handed = Handed(policy, ranks.communicator, how_to_mend)
+        self._numbers: dict[Any, int] = {}
+        """Of its calls, by what they pass."""
 
     def before(self, gradients: Any, parameters: Any, state: Any) -> Any:
         """The gradients that a step is to use. Collective, as the policy is."""
@@ -63,10 +66,14 @@ class Follower:
         results = iter(self._call(when, parts, count))
         return {part: {name: next(results) for name in its} for part, its in changed.items()}
 
+    def note_ranks(self) -> None:
+        """In a step of one rank alone: what is compiled is for no more of them."""
+        follow_p.bind(call=-1, count=0, **self._ranks.place())
+
     def synchronize(self, parameters: Any = None) -> Any:
         """See `ringdl.policies.synchronize`."""
         if parameters is None:
-            raise ringdl.UsageError(
+            raise UsageError(
                 "with JAX pass the parameters: params = synchronize(optimizer, params)"
             )
         jax.effects_barrier()
@@ -81,15 +88,19 @@ class Follower:
             what: [(name, jnp.shape(leaf), jnp.result_type(leaf)) for name, leaf in named]
             for what, named in parts.items()
         }
-        _calls.append(_Call(self.handed, when, specs))
-        how = {"call": len(_calls) - 1, "count": len(operands) if count is None else count}
+        key = (when, *((what, *its) for what, its in specs.items()))
+        if key not in self._numbers:
+            self._numbers[key] = len(_calls)
+            _calls.append(_Call(weakref.ref(self.handed), when, specs))
+        number = self._numbers[key]
+        how = {"call": number, "count": len(operands) if count is None else count}
         return follow_p.bind(*operands, **how, **self._ranks.place())  # type: ignore[no-any-return]
 
 
 class _Call(NamedTuple):
     """A place in a compiled function."""
 
-    handed: Handed
+    handed: weakref.ref[Handed]
     when: str
     specs: Mapping[str, Sequence[tuple[str, tuple[int, ...], Any]]]
 
@@ -100,11 +111,14 @@ _calls: list[_Call] = []
 
 def _carry_out(number: int, memory: list[Array]) -> str:
     call, each = _calls[number], iter(memory)
+    handed = call.handed()
+    if handed is None:
+        return "ringdl.UsageError: the optimizer of this compiled function is gone; keep it"
     arrays: dict[str, Mapping[str, Array]] = {
         what: {name: next(each).view(dtype).reshape(shape) for name, shape, dtype in its}
         for what, its in call.specs.items()
     }
-    return error_of(lambda: call.handed.carry_out(call.when, arrays))
+    return error_of(lambda: handed.carry_out(call.when, arrays))
 
 
 def _is_float(leaf: Any) -> bool:
@@ -120,6 +134,8 @@ def _results(*operands: Any, count: int, **_: Any) -> Any:
 
 
 def _lower(ctx: Any, *operands: Any, call: int, count: int, **params: Any) -> Any:
+    if device_count(ctx) > 1:
+        raise UsageError("a policy is for one device of each rank; average gradients instead")
     how: Any = {"kind": Kind.allreduce, "op": Reduction.Average, "root": -1}
     return lower(ctx, *operands, aliased=count, count=-1, plan=call, **how, **params)
 

@@ -65,7 +65,7 @@ def average_gradients(
     """
     import optax
 
-    options = options_of(op, bucket_bytes, compression)
+    options = _options(op, bucket_bytes, compression)
     # One that is made while a function is traced may be made again on some ranks alone.
     user = 0 if is_traced(None) else next(users)
 
@@ -111,7 +111,7 @@ def value_and_grad(
     Example:
         >>> loss, gradients = ringdl.jax.value_and_grad(loss_of)(params, inputs, targets)
     """
-    options = options_of(op, bucket_bytes, compression)
+    options = _options(op, bucket_bytes, compression)
     differentiated = jax.value_and_grad(fun, argnums, has_aux)
 
     @wraps(fun)
@@ -176,7 +176,7 @@ def reduce_tree(
     return jax.tree.unflatten(structure, results)
 
 
-def options_of(op: Any, bucket_bytes: Any, compression: AnyCompression) -> Options:
+def _options(op: Any, bucket_bytes: Any, compression: AnyCompression) -> Options:
     """What `average_gradients` was told."""
     check_reduction(op, predivisor=1.0)
     if not isinstance(bucket_bytes, int) or bucket_bytes < 1:

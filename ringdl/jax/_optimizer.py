@@ -8,7 +8,7 @@ import ringdl
 from ringdl._engine import Reduction
 from ringdl._training.compression import AnyCompression, wire_of
 from ringdl._training.options import check_policy
-from ringdl.jax._gradients import average_gradients, options_of
+from ringdl.jax._gradients import average_gradients
 from ringdl.jax._plan import BUCKET_BYTES
 from ringdl.jax._ranks import ranks_of
 from ringdl.policies import Policy
@@ -51,5 +51,4 @@ def DistributedOptimizer(  # noqa: N802
         )
     from ringdl.jax._policies import follow
 
-    options = options_of(op, bucket_bytes, compression)
-    return follow(optimizer, chosen, ranks_of(communicator), options)
+    return follow(optimizer, chosen, ranks_of(communicator))

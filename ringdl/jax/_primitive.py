@@ -112,7 +112,7 @@ def lower(
         wire: what those of float32 travel as between hosts.
         params: those of the primitive.
     """
-    devices = _device_count(ctx)
+    devices = device_count(ctx)
     avals = [_token, *ctx.avals_in]
     if devices > 1:
         operands = (*operands, stablehlo.partition_id())
@@ -132,7 +132,7 @@ def lower(
     return results
 
 
-def _device_count(ctx: Any) -> int:
+def device_count(ctx: Any) -> int:
     """How many devices make the call, each for itself."""
     its = ctx.module_context.axis_context
     manual = getattr(its, "manual_axes", None)

@@ -38,12 +38,14 @@ class ParameterAveraging(Policy):
 
     With ``overlap=True`` the mean travels during the next steps, and arrives one round late: then a
     rank adds the difference between that mean and what it had sent (CoCoD-SGD, Shen and others
-    2019). So parameters are never quite equal, until `synchronize`.
+    2019). So parameters are never quite equal, until `synchronize`, with which training ends: the
+    last mean is still on its way.
 
     Args:
         every: so many steps are made between two means.
-        optimizer_state: what becomes of the optimizer's state, as momentum, in a mean: it is
-            averaged, too; each rank keeps its own; or it is reset.
+        optimizer_state: what becomes of the optimizer's state, as momentum, in a mean: "average":
+            it is averaged, too; "keep": each rank keeps its own; "reset": it is forgotten. By
+            default it is averaged, but with `overlap` kept.
         overlap: whether the mean arrives one round later.
 
     Raises:
@@ -51,54 +53,60 @@ class ParameterAveraging(Policy):
     """
 
     def __init__(
-        self, every: int, optimizer_state: StateRule = "average", overlap: bool = False
+        self, every: int, optimizer_state: StateRule | None = None, overlap: bool = False
     ) -> None:
         check_count("every", every)
-        if optimizer_state not in get_args(StateRule):
+        rule: StateRule = optimizer_state or ("keep" if overlap else "average")
+        if rule not in get_args(StateRule):
+            raise UsageError(f"optimizer_state is {rule!r}; pass 'average', 'keep' or 'reset'")
+        if overlap and rule != "keep":
             raise UsageError(
-                f"optimizer_state is {optimizer_state!r}; pass 'average', 'keep' or 'reset'"
+                f"overlap=True with optimizer_state={rule!r}: a mean that arrives late is for "
+                "parameters; pass 'keep'"
             )
-        if overlap and optimizer_state == "reset":
-            raise UsageError("overlap=True has no step in which state is reset; pass 'keep'")
-        self.every, self.optimizer_state, self.overlap = every, optimizer_state, overlap
+        self.every, self.optimizer_state, self.overlap = every, rule, overlap
 
     def attach(self, model: Model) -> None:
         """See `Policy.attach`."""
-        self._parameters = _Averaged(Mean(model.parameters, model, self.every))
-        self._state = _State(model, self.every) if self.optimizer_state == "average" else None
-
-    def after_step(self, model: Model) -> None:
-        """See `Policy.after_step`."""
-        if model.step % self.every == 0:
-            self._average(model)
+        self._mean = Mean(model.parameters, model)
+        self._sent: dict[str, Array] = {}
+        self._state = _State(model) if self.optimizer_state == "average" else None
 
     def start_over(self, model: Model) -> None:
         """See `Policy.start_over`."""
         del model
-        self._parameters.drop()
-        if self._state is not None:
-            self._state.drop()
+        if self._sent:  # others have given parameters meanwhile
+            self._sent = {}
+            self._mean.end()
+
+    def after_step(self, model: Model) -> None:
+        """See `Policy.after_step`."""
+        if model.step % self.every == 0:
+            self.average(model, model.step // self.every)
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: the mean of all parameters."""
-        self._parameters.take(model.parameters)
-        self._parameters.replace(model.parameters)
+        self._take(model.parameters)
+        average(self._mean, model.parameters, model.step // self.every)
 
-    def _average(self, model: Model) -> None:
-        self._exchange(self._parameters, model.parameters)  # finds ranks that are out of step
+    def average(self, model: Model, number: int) -> None:
+        """Take the mean; with `overlap` begin it, and add the one before. Collective."""
+        if self.overlap:
+            self._take(model.parameters)
+            self._mean.begin(model.parameters, number)
+            self._sent = {name: array.copy() for name, array in model.parameters.items()}
+            return
+        average(self._mean, model.parameters, number)  # finds ranks that are out of step
         if self.optimizer_state == "reset":
             model.reset_state()
         if self._state is not None:
-            self._state.agree(model)
-            if self._state.averaged is not None:
-                self._exchange(self._state.averaged, self._state.of(model))
+            self._state.average(model, number)
 
-    def _exchange(self, averaged: _Averaged, arrays: Mapping[str, Array]) -> None:
-        if self.overlap:
-            averaged.take(arrays)
-            averaged.send(arrays)
-        else:
-            averaged.replace(arrays)
+    def _take(self, parameters: Mapping[str, Array]) -> None:
+        if self._sent:
+            for name, mean in self._mean.end().items():
+                parameters[name][...] += mean - self._sent[name]
+            self._sent = {}
 
     def __repr__(self) -> str:
         return (
@@ -134,10 +142,14 @@ class PostLocalSGD(Policy):
         """See `Policy.attach`."""
         self._later.attach(model)
 
+    def start_over(self, model: Model) -> None:
+        """See `Policy.start_over`."""
+        self._later.start_over(model)
+
     def after_step(self, model: Model) -> None:
         """See `Policy.after_step`."""
         if model.step > self.after and (model.step - self.after) % self.every == 0:
-            self._later.synchronize(model)
+            self._later.average(model, (model.step - self.after) // self.every)
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: the mean of all parameters."""
@@ -157,70 +169,40 @@ def check_count(name: str, count: object, at_least: int = 1, what: str = "steps"
         raise UsageError(f"{name} is {count!r}; pass a number of {what}, at least {at_least}")
 
 
-class _Averaged:
-    """Arrays that are averaged, at once or one round late."""
-
-    def __init__(self, mean: Mean) -> None:
-        self._mean = mean
-        self._sent: dict[str, Array] | None = None
-
-    def replace(self, arrays: Mapping[str, Array]) -> None:
-        """Write their mean into the arrays. Collective."""
-        self._mean.begin(arrays)
-        for name, average in self._mean.end().items():
-            arrays[name][...] = average
-
-    def send(self, arrays: Mapping[str, Array]) -> None:
-        """Start a mean, which `take` adds. Collective."""
-        self._mean.begin(arrays)
-        self._sent = {name: array.copy() for name, array in arrays.items()}
-
-    def take(self, arrays: Mapping[str, Array]) -> None:
-        """Add the difference between the mean that was started and what was sent, if any was."""
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            for name, average in self._mean.end().items():
-                arrays[name][...] += average - sent[name]
-
-    def drop(self) -> None:
-        """Forget what was sent: others have been given new arrays meanwhile. Collective."""
-        if self._sent is not None:
-            self._sent = None
-            self._mean.end()
+def average(mean: Mean, arrays: Mapping[str, Array], number: int) -> None:
+    """Write the mean into the arrays. Collective: see `Mean.begin`."""
+    mean.begin(arrays, number)
+    for name, each in mean.end().items():
+        arrays[name][...] = each
 
 
 class _State:
     """The arrays of the optimizer's state that all ranks have."""
 
-    def __init__(self, model: Model, every: int) -> None:
+    def __init__(self, model: Model) -> None:
         _ = model.state  # raises where there is no such thing
-        self.averaged: _Averaged | None = None
-        self._every = every
+        self._mean: Mean | None = None
         self._told: list[Spec] = []
         self._names: list[str] = []
 
-    def agree(self, model: Model) -> None:
-        """Find out what all ranks have, where one has other arrays than in the last mean."""
+    def average(self, model: Model, number: int) -> None:
+        """Average it; not, if there is more of it than before, while some ranks have joined."""
         own = [(name, each.shape, each.dtype.name) for name, each in model.state.items()]
-        is_changed, self._told = own != self._told, own
         name = f"{model.key}.state"
-        if not any(model.communicator.allgather_object(is_changed, f"{name} changed")):
-            return
+        news = model.communicator.allgather_object(own != self._told, f"{name} changed")
+        if any(news):
+            if len(news) < model.communicator.size:
+                return
+            self._agree(model, own, name)
+        if self._mean is not None:
+            state = model.state
+            average(self._mean, {name: state[name] for name in self._names}, number)
+
+    def _agree(self, model: Model, own: list[Spec], name: str) -> None:
+        self._told = own
         first, *others = model.communicator.allgather_object(own, name)
         common = [spec for spec in first if all(spec in other for other in others)]
-        self._names = [name for name, _, _ in common]
-        if self.averaged is not None:
-            self.averaged.drop()
-        self.averaged = None
-        if common:
-            self.averaged = _Averaged(Mean(self.of(model), model, self._every))
-
-    def of(self, model: Model) -> dict[str, Array]:
-        """The arrays."""
         state = model.state
-        return {name: state[name] for name in self._names}
-
-    def drop(self) -> None:
-        """See `_Averaged.drop`."""
-        if self.averaged is not None:
-            self.averaged.drop()
+        self._names = [name for name, _, _ in common]
+        its = {name: state[name] for name in self._names}
+        self._mean = Mean(its, model) if its else None

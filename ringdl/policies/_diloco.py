@@ -45,11 +45,12 @@ class DiLoCo(Policy):
 
     def attach(self, model: Model) -> None:
         """See `Policy.attach`."""
-        self._mean = Mean(model.parameters, model, self.inner_steps)
-        self.start_over(model)
+        self._mean = Mean(model.parameters, model)
 
     def start_over(self, model: Model) -> None:
         """See `Policy.start_over`: the outer momentum begins anew, too."""
+        self._last_step = 0
+        """After which the last outer step was made."""
         self._outer = {name: array.copy() for name, array in model.parameters.items()}
         self._velocities: dict[str, Array] = {}
 
@@ -60,14 +61,15 @@ class DiLoCo(Policy):
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: an outer step, unless one has just been made."""
-        if model.step % self.inner_steps != 0:
+        if model.step != self._last_step:
             self._outer_step(model)
         for name, outer in self._outer.items():
             model.parameters[name][...] = outer
 
     def _outer_step(self, model: Model) -> None:
         parameters = model.parameters
-        self._mean.begin(parameters)
+        self._mean.begin(parameters, model.step // self.inner_steps)
+        self._last_step = model.step
         for name, mean in self._mean.end().items():
             outer = self._outer[name]
             gradient = outer - mean

@@ -44,6 +44,9 @@ class EASGD(Policy):
             share = 0.9 / model.communicator.size if self.alpha is None else self.alpha
             self._shards.pull(model.parameters, share)
 
+    def leave(self, model: Model) -> None:
+        """See `Policy.leave`: the center stays."""
+
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: the center."""
         model.communicator.barrier(f"{model.key}.pulled")

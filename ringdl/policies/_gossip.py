@@ -59,7 +59,6 @@ class Gossip(Policy):
         self._flat = Flat(model)
         most = max(len(self._sources(model, turn)) for turn in range(len(self._graphs)))
         self._got = [self._flat.empty() for _ in range(most)]
-        self.start_over(model)
 
     def start_over(self, model: Model) -> None:
         """See `Policy.start_over`."""

@@ -21,27 +21,31 @@ class Mean:
     Args:
         like: floating-point arrays; the same names, shapes and dtypes on all ranks.
         model: whose they are.
-        every: how many steps of the optimizer lie between two means.
 
     Raises:
         MismatchError: on every rank, if they differ.
     """
 
-    def __init__(self, like: Mapping[str, Array], model: Model, every: int) -> None:
-        self._model, self._every = model, every
+    def __init__(self, like: Mapping[str, Array], model: Model) -> None:
+        self._model = model
         specs: list[Any] = [(name, each.shape, each.dtype) for name, each in like.items()]
         note = (_NOTE, (_steps.RESIDUES + 1,), "float32")
         self._buckets = Buckets([note, *specs], communicator=model.communicator)
         self._note, *views = self._buckets.views()
         self._views: dict[str, Array] = dict(zip(like, views, strict=True))
 
-    def begin(self, arrays: Mapping[str, Array]) -> None:
-        """Start the mean of these, which are copied. What `end` has returned is overwritten."""
+    def begin(self, arrays: Mapping[str, Array], number: int) -> None:
+        """Start the mean of these, which are copied. What `end` has returned is overwritten.
+
+        Args:
+            arrays: all of them.
+            number: of the mean. Ranks whose numbers differ are out of step.
+        """
         for index, (name, view) in reversed([*enumerate(self._views.items(), start=1)]):
             view[...] = arrays[name]
             self._buckets.ready(index)
         self._note[-1] = 1
-        _steps.mark(self._note[:-1], self._model.step // self._every)
+        _steps.mark(self._note[:-1], number)
         self._buckets.ready(0)
 
     def end(self) -> Mapping[str, Array]:
@@ -49,7 +53,7 @@ class Mean:
 
         Raises:
             MismatchError: ranks have made different numbers of steps; on all of them.
-            StallError: some rank has not begun in time; call again.
+            StallError: some rank has not begun in time.
         """
         self._buckets.wait()
         if not _steps.are_equal(self._note[:-1]):

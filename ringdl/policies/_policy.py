@@ -72,7 +72,9 @@ class Policy:
         return False
 
     def attach(self, model: Model) -> None:
-        """Training begins: when the optimizer is wrapped, and after each `ringdl.init`. Collective.
+        """When the optimizer is wrapped, and after each `ringdl.init`. Collective.
+
+        The place for what all ranks have to make together; parameters may still be overwritten.
 
         Raises:
             UsageError: the policy is not for this model or for these ranks; on all of them.
@@ -85,13 +87,17 @@ class Policy:
         """The optimizer has changed the parameters, and counted the step."""
 
     def leave(self, model: Model) -> None:
-        """This rank has no batch left: it has called ``join()``, and will wait for the others."""
+        """This rank has no batch left: it has called ``join()``, and will wait for the others.
+
+        Of a policy that has this method, `synchronize` is called after a join, too. For others all
+        ranks get the parameters of the one that joined last.
+        """
 
     def start_over(self, model: Model) -> None:
-        """All ranks have joined, and have got the same parameters: steps count from 0 again."""
+        """Training begins: before the first step, and before the first one after a join.
+
+        The parameters of all ranks are the same now; steps count from 0.
+        """
 
     def synchronize(self, model: Model) -> None:
-        """Make the parameters of all ranks the same, to evaluate or save them. Collective.
-
-        Ranks may have made different numbers of steps.
-        """
+        """Make the parameters of all ranks the same, to evaluate or save them. Collective."""

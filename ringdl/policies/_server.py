@@ -74,12 +74,18 @@ class ParameterServer(Policy):
             _ = model.learning_rate  # raises if there is none
         servers = None if self.servers == "all" else self.servers
         self._shards = Shards(model, UpdateRule[self.rule], servers)
-        self._begin(model)
+        self._pushes = self._steps = 0
+        self._pending: dict[str, Array] = {}
+        """Gradients to be pushed; by "sgd" the parameters, less what is to be pushed."""
 
     def start_over(self, model: Model) -> None:
         """See `Policy.start_over`."""
         self._shards.fill(model)
-        self._begin(model)
+        self._pushes = self._steps = 0
+        for name, array in model.parameters.items():
+            self._pending[name] = array.copy()
+            if self.rule != "sgd":
+                self._pending[name][...] = 0
 
     def before_step(self, model: Model) -> None:
         """See `Policy.before_step`."""
@@ -116,29 +122,26 @@ class ParameterServer(Policy):
         self._shards.count(0)
         model.communicator.barrier(f"{model.key}.counted")
 
-    def _begin(self, model: Model) -> None:
-        self._pushes = self._steps = 0
-        self._pending: dict[str, Array] = {}
-        """Gradients to be pushed; by "sgd" the parameters, less what is to be pushed."""
-        for name, array in model.parameters.items():
-            self._pending[name] = array.copy()
-            if self.rule != "sgd":
-                self._pending[name][...] = 0
-
     def _push(self, model: Model) -> None:
+        """A push that an error has ended half-way is not pushed again."""
         self._pushes += 1
         self._steps = 0
         if self.rule == "sgd":
             parameters = model.parameters
             for name, before in self._pending.items():
                 before -= parameters[name]  # the change, but for its sign
-            self._shards.push(self._pending, 1.0)
-            for name, before in self._pending.items():
-                before[...] = parameters[name]
+            try:
+                self._shards.push(self._pending, 1.0)
+            finally:
+                for name, before in self._pending.items():
+                    before[...] = parameters[name]
         else:
-            self._shards.push(self._pending, model.learning_rate if self.lr is None else self.lr)
-            for gradient in self._pending.values():
-                gradient[...] = 0
+            rate = model.learning_rate if self.lr is None else self.lr
+            try:
+                self._shards.push(self._pending, rate)
+            finally:
+                for gradient in self._pending.values():
+                    gradient[...] = 0
 
     def _fetch(self, model: Model) -> None:
         """What is not pushed yet stays to be pushed."""
@@ -148,9 +151,11 @@ class ParameterServer(Policy):
             return
         for name, before in self._pending.items():
             before -= parameters[name]
-        self._shards.fetch(parameters)
-        for name, before in self._pending.items():
-            before += parameters[name]
+        try:
+            self._shards.fetch(parameters)
+        finally:
+            for name, before in self._pending.items():
+                before += parameters[name]
 
     def __repr__(self) -> str:
         return (

@@ -7,17 +7,21 @@ from typing import Any
 
 from ringdl import _engine
 from ringdl._engine import DType, Update, UpdateRule
+from ringdl._errors import Error, UsageError
 from ringdl.policies._policy import Array, Model
+
+_FAILED = -2
+"""In place of where a rank's shard is."""
 
 _EPSILON = {UpdateRule.sgd: 0.0, UpdateRule.adagrad: 1e-10, UpdateRule.adam: 1e-8}
 """As PyTorch has them."""
 
 
 class Shards:
-    """The parameters of a model, as the ranks know them together. Collective.
+    """The parameters of a model, as the ranks know them together; `fill` comes first. Collective.
 
     Args:
-        model: whose; all ranks have the same parameters now.
+        model: whose.
         rule: how pushed gradients change them.
         servers: how many ranks have shards in their memory.
 
@@ -37,23 +41,45 @@ class Shards:
         for name, array in model.parameters.items():
             self._names.setdefault(DType[array.dtype.name], []).append(name)
         self._servers: list[tuple[_engine.ParameterServer, list[str]]] = []
+        self._count = servers or its.size
         for dtype, names in self._names.items():
             count = sum(model.parameters[name].size for name in names)
-            server = _engine.ParameterServer(
-                its._engine, dtype, count, rule, servers or its.size, its._group
-            )
-            places = its.allgather(np.array([server.place()]), name=f"{model.key}.{dtype.name}")
-            server.connect(places.tolist())
+            error: Error | MemoryError | None = None
+            place = _FAILED
+            try:
+                how = (dtype, count, rule, self._count, its._group)
+                server = _engine.ParameterServer(its._engine, *how)
+                place = server.place()
+            except (Error, MemoryError) as caught:  # the others must be notified
+                error = caught
+            places = its.allgather(np.array([place]), name=f"{model.key}.{dtype.name}").tolist()
+            if error is not None:
+                raise error
+            if len(places) < its.size:
+                raise UsageError(
+                    "a rank has joined: make a step on all ranks before any rank calls join()"
+                )
+            if _FAILED in places:
+                raise Error(f"rank {places.index(_FAILED)} has no memory for its parameters' shard")
+            server.connect(places)
             self._servers.append((server, names))
-        self.fill(model)
 
     def fill(self, model: Model) -> None:
-        """Make the shards what the parameters are here, and begin to count. Collective."""
+        """Make the shards what the parameters are here, and begin to count. Collective.
+
+        Ranks that have joined are left out; the first of the others fills their shards.
+        """
+        import numpy as np
+
         its, name = self._communicator, f"{model.key}.fill"
-        its.barrier(name)  # nobody pushes any more
+        here = its.allgather(np.array([its.rank]), name=f"{name}, here").tolist()
         for server, names in self._servers:
-            server.fill(_contiguous(model.parameters, names))
+            for member in range(self._count):
+                if its.rank == (member if member in here else here[0]):
+                    server.fill(_contiguous(model.parameters, names), member)
             server.set_clock(0)
+            for absent in {*range(its.size)} - {*here}:
+                server.end_clock(absent)
         its.barrier(name)
 
     def push(self, gradients: Mapping[str, Array], rate: float) -> None:
@@ -69,24 +95,24 @@ class Shards:
     def fetch(self, into: Mapping[str, Array]) -> None:
         """Write what the shards hold into arrays. Errors as `push`."""
         for server, names in self._servers:
-            arrays = _contiguous(into, names)
+            arrays = _writable(into, names)
             server.fetch(arrays, self._communicator._timeout)
             _write_back(arrays, into, names)
 
     def pull(self, parameters: Mapping[str, Array], share: float) -> None:
         """Move parameters here and in the shards towards one another. Errors as `push`."""
         for server, names in self._servers:
-            arrays = _contiguous(parameters, names)
+            arrays = _writable(parameters, names)
             server.pull(arrays, share, self._communicator._timeout)
             _write_back(arrays, parameters, names)
 
     def count(self, clock: int | None) -> None:
         """Tell others how often this rank has pushed; None: it does not push any more."""
-        server, _ = self._servers[0]
-        if clock is None:
-            server.end_clock()
-        else:
-            server.set_clock(clock)
+        for server, _ in self._servers[:1]:
+            if clock is None:
+                server.end_clock(self._communicator.rank)
+            else:
+                server.set_clock(clock)
 
     def wait_for(self, clock: int) -> None:
         """Until all ranks have pushed so often.
@@ -94,15 +120,21 @@ class Shards:
         Raises:
             StallError: some rank has not, within the timeout.
         """
-        server, _ = self._servers[0]
-        if clock > 0:
-            server.wait_for(clock, self._communicator._timeout)
+        for server, _ in self._servers[:1]:
+            if clock > 0:
+                server.wait_for(clock, self._communicator._timeout)
 
 
 def _contiguous(arrays: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
     import numpy as np
 
     return [np.ascontiguousarray(arrays[name]) for name in names]
+
+
+def _writable(arrays: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
+    import numpy as np
+
+    return [np.require(arrays[name], requirements=["C", "W"]) for name in names]
 
 
 def _write_back(

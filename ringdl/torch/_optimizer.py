@@ -136,10 +136,10 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     following = None
     if policy is not None:
         ranks = communicator_of(process_set)
-        following = follow(optimizer, policy, trained, ranks, check_replicas)
+        following, model = follow(optimizer, policy, trained, ranks, check_replicas)
         if not following.averages_gradients:
             _replace(trained)
-            follow_steps(optimizer, following, named)
+            follow_steps(optimizer, following, model, named)
             return optimizer
     if isinstance(op, ringdl.AdasumOp):
         _replace(named)
@@ -191,7 +191,7 @@ class Distributed(Wrapped):
         """Average what ``backward()`` has not averaged yet. Collective."""
         if self._ringdl_averages:
             self._ringdl_gradients.synchronize()
-        self._ringdl_is_synchronized = True
+            self._ringdl_is_synchronized = True
 
     def replan(self) -> None:
         """Put gradients into buckets in the order in which rank 0's first backward made them.

@@ -40,6 +40,8 @@ class OptimizerModel(Model):
         communicator: ringdl.Communicator,
     ) -> None:
         super().__init__(communicator)
+        self.has_closure = False
+        """Whether the current step computes gradients itself."""
         self._optimizer, self._named = weakref.ref(optimizer), named  # it owns this one
         for name, parameter in named:
             if parameter.device.type != "cpu" or not _is_fit(parameter):
@@ -55,6 +57,11 @@ class OptimizerModel(Model):
 
     def read_gradients(self) -> Mapping[str, Array | None]:
         """See `Model`."""
+        if self.has_closure:
+            raise ringdl.UsageError(
+                "step(closure) computes gradients inside of the step, and the policy needs them "
+                "before; call backward(), and step() without a closure"
+            )
         for name, parameter in self._named:
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 raise ringdl.UsageError(
@@ -122,6 +129,7 @@ class Following(Unaveraged):
     """Steps on its own gradients; then ranks exchange what the policy says."""
 
     _ringdl_following: _Following
+    _ringdl_model: OptimizerModel
 
     def _ringdl_unwrap(self) -> None:
         self._ringdl_following.end()
@@ -133,7 +141,7 @@ def follow(
     named: NamedParameters,
     communicator: ringdl.Communicator,
     check_replicas: bool,
-) -> _Following:
+) -> tuple[_Following, OptimizerModel]:
     """What drives a policy by the optimizer's steps. Collective.
 
     Raises:
@@ -142,20 +150,28 @@ def follow(
     """
     with agreeing(communicator):
         model = OptimizerModel(optimizer, named, communicator)
-    return _Following(policy, model, HOW_TO_MEND, check_replicas)
+    return _Following(policy, model, HOW_TO_MEND, check_replicas), model
 
 
 def follow_steps(
-    optimizer: torch.optim.Optimizer, following: _Following, named: NamedParameters
+    optimizer: torch.optim.Optimizer,
+    following: _Following,
+    model: OptimizerModel,
+    named: NamedParameters,
 ) -> None:
     """Change the optimizer's class, for a policy that averages no gradients."""
     optimizer._ringdl_following = following  # type: ignore[attr-defined]
+    optimizer._ringdl_model = model  # type: ignore[attr-defined]
     wrap(optimizer, Following, named, _before_step, _after_step)
 
 
 @uncompiled
-def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     assert isinstance(optimizer, Following)
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    optimizer._ringdl_model.has_closure = closure is not None
     optimizer._ringdl_following.before_step()
 
 

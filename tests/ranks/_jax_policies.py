@@ -12,12 +12,14 @@ import optax
 import ringdl
 import ringdl.jax as rj
 from ringdl import Communicator, policies
+from ringdl.jax import _followers
 from ringdl.policies import (
     EASGD,
     DiLoCo,
     Gossip,
     ParameterAveraging,
     ParameterServer,
+    PostLocalSGD,
 )
 from tests.ranks.numpy_optimizers import batches, parameters
 from tests.ranks.policies import MAKERS, all_policies, part_of
@@ -56,7 +58,12 @@ def train(comm: Communicator, policy: Any, make: Any, *, is_compiled: bool = Tru
 
 
 def equal_policies(size: int) -> list[Any]:
-    return [each for each in all_policies(size) if "reset" not in repr(each)]
+    """Those that optax's optimizers can follow."""
+    return [
+        each
+        for each in all_policies(size)
+        if "reset" not in repr(each) and not isinstance(each, PostLocalSGD)
+    ]
 
 
 def check_policies_are_those_of_numpy(comm: Communicator) -> None:
@@ -122,6 +129,21 @@ def check_scans(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_nothing_grows(comm: Communicator) -> None:
+    """Steps outside of compiled functions are compiled once."""
+    optimizer = rj.DistributedOptimizer(optax.sgd(1.0), policy=ParameterAveraging(2))
+    its = {"w": jnp.zeros(3)}
+    state = optimizer.init(its)
+    for turn in range(6):
+        updates, state = optimizer.update({"w": jnp.full(3, comm.rank)}, state, its)
+        its = optax.apply_updates(its, updates)
+        if turn == 1:
+            before = len(_followers._calls)
+    assert len(_followers._calls) == before
+    np.testing.assert_allclose(its["w"], -6 * (comm.size - 1) / 2, rtol=1e-6)
+
+
+@needs(ranks=2)
 def check_wrong_use(comm: Communicator) -> None:
     its = {"w": jnp.ones(3)}
 
@@ -133,6 +155,7 @@ def check_wrong_use(comm: Communicator) -> None:
         ("gossip", {}, "pass one of ringdl.policies"),
         (Gossip(), {"op": ringdl.Sum}, "is for AllReduce()"),
         (DiLoCo(2), {"compression": "bfloat16"}, "none travel"),
+        (PostLocalSGD(2, 2), {}, "which ringdl.jax does always or never"),
     ):
         with expect(ringdl.UsageError, text):
             step(policy, **options)
@@ -142,7 +165,7 @@ def check_wrong_use(comm: Communicator) -> None:
     with expect(ringdl.UsageError, "params = synchronize(optimizer, params)"):
         policies.synchronize(optimizer)
     for policy, text in (
-        (ParameterAveraging(1, "reset"), "the state of optax's optimizers is not reset"),
+        (ParameterAveraging(1, "reset"), "the optimizer's state is not reset here"),
         (ParameterServer(rule="adam"), "pass the policy its lr"),
         (ParameterAveraging(2 + (comm.rank == 1)), "policy is"),
     ):

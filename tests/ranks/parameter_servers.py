@@ -48,6 +48,7 @@ def check_rules(comm: Communicator) -> None:
                 model: Any = Copies(comm, shapes(comm, dtype))
                 policy = ParameterServer(servers, rule=rule)  # type: ignore[arg-type]
                 policy.attach(model)
+                policy.start_over(model)
                 expected = {key: np.zeros(each.shape) for key, each in model.parameters.items()}
                 first, second = (dict.fromkeys(expected, 0.0) for _ in range(2))
                 random = np.random.default_rng(0)
@@ -94,6 +95,7 @@ def check_no_update_is_lost(comm: Communicator) -> None:
     model: Any = Copies(comm, {"w": np.zeros(count, np.float32)})
     policy = ParameterServer()
     policy.attach(model)
+    policy.start_over(model)
     part = (count + comm.size - 1) // comm.size
     part = (part + 63) // 64 * 64
     pushes = 60
@@ -121,6 +123,7 @@ def check_staleness(comm: Communicator, clocks: int = 300) -> None:
         model: Any = Copies(comm, {"w": np.zeros(comm.size)})
         policy = ParameterServer(staleness=staleness)
         policy.attach(model)
+        policy.start_over(model)
         random = np.random.default_rng(comm.rank)
         furthest = 0.0
         for clock in range(1, clocks):
@@ -169,6 +172,7 @@ def check_elastic(comm: Communicator) -> None:
     model: Any = Copies(comm, {"w": np.full(70_000, 1.0), "v": np.full(3, 1.0, np.float32)})
     policy = EASGD(2, alpha=0.25)
     policy.attach(model)
+    policy.start_over(model)
     center, own = 1.0, [1.0] * comm.size
     for turn in range(1, 7):
         for rank in range(comm.size):
@@ -198,11 +202,21 @@ def check_joining(comm: Communicator) -> None:
         for _ in range(3 + 2 * comm.rank):
             optimizer.step(its, [np.ones(3)])
         last = comm.join()
-        policies.synchronize(optimizer) if round_ else ringdl.broadcast_(its[0], last)
+        if round_ == 0:
+            ringdl.broadcast_(its[0], last)
+        else:
+            policies.synchronize(optimizer)
     total = sum(3 + 2 * rank for rank in range(comm.size))
     first = -its[0][0] - total
     assert 0 < first <= total
     assert_same_bits(comm, its[0])
+    before = its[0].copy()
+    for round_ in range(2):  # some make no step at all
+        if comm.rank == round_:
+            optimizer.step(its, [np.ones(3)])
+        comm.join()
+        policies.synchronize(optimizer)
+    assert (its[0] == before - 2).all()
 
 
 @needs(ranks=2)
@@ -217,6 +231,36 @@ def check_ranks_of_their_own_pace(comm: Communicator) -> None:
         if isinstance(policy, ParameterServer):
             assert its[0].tolist() == [-sum(1 + 3 * rank for rank in range(comm.size))] * 3
         assert_same_bits(comm, its[0])
+
+
+def check_half_a_push(comm: Communicator) -> None:
+    """What an error has ended is not pushed again, and nothing else is."""
+    if comm.size == 1:
+        return
+    model: Any = Copies(comm, {"w": np.zeros(3)})
+    policy = ParameterServer(fetch_every=100)
+    policy.attach(model)
+    policy.start_over(model)
+    push = policy._shards.push
+    for turn in range(3):
+
+        def fail(*_: Any) -> None:
+            raise ringdl.StallError("pretended")
+
+        policy._shards.push = fail if turn == 1 else push  # type: ignore[method-assign]
+        model.parameters["w"] += 1
+        model.step += 1
+        if turn == 1:
+            with expect(ringdl.StallError, "pretended"):
+                policy.after_step(model)
+        else:
+            policy.after_step(model)
+    policy.synchronize(model)
+    assert (model.parameters["w"] == 2 * comm.size).all()
+    model.parameters["w"].flags.writeable = False
+    with expect(ValueError, "read-only"):
+        policy._shards.fetch(model.parameters)
+    comm.barrier()
 
 
 @needs(ranks=2)

@@ -329,8 +329,8 @@ def check_a_policy_of_ones_own(comm: Communicator) -> None:
     ringdl.shutdown()
     ringdl.init()
     optimizer.step(its, {"w": np.zeros(3)})
-    expected = ["attach", "before", "after 1", "start over", "before", "after 1"]
-    assert policy.calls == [*expected, "attach", "before", "after 1"]
+    expected = ["start over", "before", "after 1"]
+    assert policy.calls == ["attach", *expected, *expected, "attach", *expected]
 
 
 @needs(ranks=2)
@@ -353,6 +353,73 @@ def check_joining(comm: Communicator) -> None:
     optimizer.step(its, [np.full(3, float(comm.rank))])
     optimizer.step(its, [np.full(3, float(comm.rank))])
     assert_same_bits(comm, its[0])
+
+
+@needs(ranks=2)
+def check_after_a_join(comm: Communicator) -> None:
+    """Ranks have the newest parameters, and begin as at first."""
+    for policy in (
+        ParameterAveraging(2),
+        ParameterAveraging(2, overlap=True),
+        DiLoCo(2),
+        PostLocalSGD(3, 2),
+    ):
+        optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=policy)
+        its = [np.zeros(3)]
+        for _ in range(3 + 2 * comm.rank):
+            optimizer.step(its, [np.full(3, float(comm.rank))])
+        newest = its[0].copy()
+        last = comm.join()
+        policies.synchronize(optimizer)
+        if comm.rank == last:
+            assert (its[0] == newest).all(), repr(policy)
+        assert_same_bits(comm, its[0])
+        optimizer.step(its, [np.full(3, float(comm.rank))])
+        if isinstance(policy, PostLocalSGD):
+            assert_same_bits(comm, its[0])
+        policies.synchronize(optimizer)
+        before = its[0].copy()
+        policies.synchronize(optimizer)
+        assert np.allclose(its[0], before), f"{policy!r} again"
+        assert_same_bits(comm, its[0])
+
+
+@needs(ranks=2)
+def check_a_rank_that_joins_before_the_first_mean(comm: Communicator) -> None:
+    """The optimizer's state is kept then."""
+    optimizer = rn.DistributedOptimizer(rn.SGD(1.0, 0.5), policy=ParameterAveraging(4))
+    its = [np.zeros(3)]
+    for _ in range(3 + 6 * (comm.rank != 0)):
+        optimizer.step(its, [np.full(3, float(comm.rank))])
+    comm.join()
+    policies.synchronize(optimizer)
+    for _ in range(4):
+        optimizer.step(its, [np.full(3, float(comm.rank))])
+    assert_same_bits(comm, its[0], *optimizer.optimizer.state.values())
+
+
+def check_late_means_keep_squares(comm: Communicator) -> None:
+    """Those of Adam never get negative."""
+    policy = ParameterAveraging(2, overlap=True)
+    optimizer, its = rn.DistributedOptimizer(rn.Adam(0.1), policy=policy), [np.zeros(3)]
+    for turn in range(200):
+        optimizer.step(its, [np.full(3, 1e-3 if turn > 2 or comm.rank else 1e3)])
+    policies.synchronize(optimizer)
+    assert np.isfinite(its[0]).all()
+
+
+def check_gradients_of_several_passes() -> None:
+    """Given in one buffer, which nobody writes to."""
+    for policy in (AllReduce(), ParameterAveraging(1)):
+        optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=policy, backward_passes_per_step=2)
+        its, buffer = [np.zeros(3)], np.zeros(3)
+        for turn in range(1, 3):
+            buffer[...] = turn
+            optimizer.step(
+                its, [buffer if isinstance(policy, ParameterAveraging) else buffer.copy()]
+            )
+            assert (buffer == turn).all()
+        assert (its[0] == -3).all(), repr(policy)
 
 
 @needs(ranks=2)
@@ -391,6 +458,18 @@ def check_wrong_use(comm: Communicator) -> None:
     with expect(ringdl.UsageError, "was given to another optimizer", "make a policy for each"):
         first.step(its, its)
     second.step(its, its)
+    with expect(ringdl.UsageError, "was given to another optimizer"):
+        policies.synchronize(first)
+    with expect(ringdl.UsageError, "has not made a step yet"):
+        policies.synchronize(wrapped(Gossip()))
+
+    class Nameless(policies.Policy):
+        pass
+
+    with expect(ringdl.UsageError, "Nameless has no __repr__"):
+        step(Nameless())
+    with expect(ringdl.UsageError, "a mean that arrives late is for parameters"):
+        ParameterAveraging(2, "average", overlap=True)
     lost = comm.size  # a rank that does not exist
     with expect(ringdl.UsageError, "is not one of"):
         step(Gossip({rank: [lost] for rank in range(comm.size)}))

@@ -212,11 +212,25 @@ def check_ranks_of_their_own_pace(comm: Communicator) -> None:
         assert_same_bits(comm, *(each.detach().numpy() for each in its.values()))
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     groups = [{"params": [each], "lr": rate} for each, rate in zip(weights, (1, 2), strict=True)]
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(groups), policy=ParameterServer(rule="adam")
-    )
     with expect(ringdl.UsageError, "learning rates [1.0, 2.0]", "pass it its lr"):
-        optimizer.step()
+        hvd.DistributedOptimizer(torch.optim.SGD(groups), policy=ParameterServer(rule="adam"))
+
+
+@needs(ranks=2)
+def check_a_rank_without_batches(comm: Communicator) -> None:
+    for policy in (ParameterAveraging(1), DiLoCo(1), ParameterServer(), EASGD(1)):
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), policy=policy)
+        if comm.rank != comm.size - 1:
+            for _ in range(2):
+                weight.grad = torch.ones(3)
+                optimizer.step()
+        hvd.join()
+        policies.synchronize(optimizer)
+        assert_same_bits(comm, weight.detach().numpy())
+        expected = 2 * (comm.size - 1) if isinstance(policy, ParameterServer) else 2
+        if isinstance(policy, (ParameterAveraging, ParameterServer)):
+            assert (weight == -expected).all(), f"{policy!r}: {weight}"
 
 
 @needs(ranks=2)
@@ -250,5 +264,8 @@ def check_wrong_use(comm: Communicator) -> None:
         optimizer.param_groups[0]["params"][0].fill_(comm.rank)
     with expect(ringdl.MismatchError, "the replicas differ", "broadcast_parameters"):
         optimizer.step()
+    optimizer = wrap(ParameterServer(rule="adam"))
+    with expect(ringdl.UsageError, "step(closure) computes gradients inside of the step"):
+        optimizer.step(lambda: torch.ones(1))
     with expect(ringdl.UsageError, "add them before wrapping"):
         optimizer.add_param_group({"params": []})

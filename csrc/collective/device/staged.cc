@@ -37,7 +37,8 @@ Staged::~Staged() {
   for (const Executor::Ticket ticket : in_) await(copiers_.in, ticket);
   for (const Executor::Ticket ticket : out_) await(copiers_.out, ticket);
   // It has failed here, and ranks of this host that do not know yet go on with the stage.
-  if (stage_ && inner_->pieces() >= 0) keep_for_good(std::move(stage_));
+  if (stage_ && current_ < slabs_.size() && inner_->pieces() >= 0)
+    keep_for_a_while(std::move(stage_));
 }
 
 void Staged::prepare(Channel& channel) {

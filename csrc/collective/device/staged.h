@@ -45,8 +45,8 @@ class Staged final : public Collective {
   using MayBegin = std::function<bool()>;
 
   /// @param slabs  at least one; a slab's place in the stage is that of the one `places` before
-  /// @param stage  kept as long as this; for good, if this ends before the collective that others
-  /// see the stage in
+  /// @param stage  kept as long as this; longer, if this ends before the collective that others see
+  /// the stage in
   /// @throws what `make` throws for the first slab
   Staged(MayBegin may_begin, Copiers copiers, std::vector<Slab> slabs, size_t places,
          std::shared_ptr<void> stage, Make make, int rank, int size);

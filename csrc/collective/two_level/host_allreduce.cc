@@ -39,7 +39,7 @@ HostAllreduce::~HostAllreduce() {
     window_->free_once(std::move(counters_), counters.left(), static_cast<uint64_t>(size()));
   }
   // It has failed, as another host disagrees, and ranks of this one may not know yet.
-  if (stage_ && chosen_ && size() > 1) keep_for_good(std::move(stage_));
+  if (stage_ && chosen_ && size() > 1) keep_for_a_while(std::move(stage_));
 }
 
 bool HostAllreduce::step(Channel& channel) {

@@ -9,11 +9,13 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
+#include <system_error>
 
 #include "base/error.h"
 
@@ -112,14 +114,19 @@ Segment::Address Segment::address() const {
   return {process_, descriptor_, bytes_, nonce_of(data_)};
 }
 
-// A process that nobody has waited for yet is still there for kill().
+// A process that nobody has waited for yet is still there for kill(). One whose main thread alone
+// has ended looks like that, too, but for its other threads.
 bool Segment::is_orphaned() const {
   if (kill(static_cast<pid_t>(process_), 0) != 0 && errno == ESRCH) return true;
   std::ifstream file("/proc/" + std::to_string(process_) + "/stat");
   const std::string text(std::istreambuf_iterator<char>(file), {});
   const size_t name_end = text.rfind(')');  // then a space, and the state
-  return name_end != std::string::npos && name_end + 2 < text.size() &&
-         (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
+  if (text[name_end + 2] != 'Z' && text[name_end + 2] != 'X') return false;
+  std::error_code ignored;
+  std::filesystem::directory_iterator threads("/proc/" + std::to_string(process_) + "/task",
+                                              ignored);
+  return std::distance(std::filesystem::begin(threads), std::filesystem::end(threads)) <= 1;
 }
 
 // Not by fallocate, which does the same: MPI libraries keep what they have registered with a

@@ -35,8 +35,7 @@ class Segment {
   size_t size() const { return bytes_; }
   Address address() const;
 
-  /// Whether the process that made it has ended, its parent knows that, and no other process has
-  /// its number by now. One system call.
+  /// Whether the process that made it has ended, and no other process has its number by now.
   bool is_orphaned() const;
 
   /// Gives the whole pages of a range back to the system: they read as zeros afterwards, in all

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/keep_for_good.h"
 
 namespace ringdl {
 namespace {
@@ -166,6 +167,14 @@ void SegmentWindow::Own::discard(const std::vector<Piece>& pieces) {
   for (const Piece& piece : pieces) segment->discard(piece.begin, piece.end());
   const std::lock_guard guard(mutex);
   for (const Piece& piece : pieces) arrays.give_back(piece.begin);
+}
+
+SegmentWindow::~SegmentWindow() {
+  for (Kept& kept : kept_) {
+    if (kept.counter->load(std::memory_order_acquire) < kept.value) {
+      keep_for_good(std::move(kept.memory));
+    }
+  }
 }
 
 void SegmentWindow::free_once(std::shared_ptr<std::byte> memory,

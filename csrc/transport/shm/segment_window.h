@@ -27,6 +27,8 @@ class SegmentWindow final : public Window {
   /// more memory than it has, touching one that it cannot provide ends the process
   /// @throws Error  the system refuses
   SegmentWindow(int rank, int size, size_t bytes, bool reserves = commits_strictly());
+  /// Allocations that others may still use (free_once()) stay as they are for as long as these do.
+  ~SegmentWindow() override;
 
   /// As much as the machine has memory, or, with very many ranks, as much as can be mapped.
   /// @throws Error  the process is limited to too little memory

@@ -134,6 +134,12 @@ class WindowOfDead final : public Window {
   void free_once(std::shared_ptr<std::byte>, const std::atomic<uint64_t>&, uint64_t) override {}
 };
 
+// What others see of a shard that holds all parameters, of two members.
+Shard shard_of(const std::shared_ptr<Driver>& driver, int64_t place, size_t count) {
+  return {driver->window()->at(0, static_cast<uint64_t>(place)),
+          {DType::kFloat32, count, 2, Update::Rule::kSgd}};
+}
+
 void test_locks_of_the_dead() {
   BlockLock lock{};
   const WindowOfDead window;
@@ -144,6 +150,17 @@ void test_locks_of_the_dead() {
   CHECK(!lock.try_take(0, nullptr));
   CHECK(lock.try_take(0, &window));
   CHECK_EQ(lock.holder(), 0);
+
+  Shards its(kBlock, 1);
+  std::vector<float> array(kBlock);
+  std::mt19937_64 random(3);
+  CHECK(its.shards[0].lock(0).try_take(1, nullptr));
+  Visit visit(its.shards, its.shard_count, cut(array, random), 0, 2, &window,
+              [](const Shard&, size_t, std::byte*, size_t, bool) {});
+  CHECK(!visit.step());
+  CHECK_EQ(visit.awaited(), 1);
+  CHECK(visit.step(true));
+  CHECK(visit.is_done());
 }
 
 // Against doubles, also where the counts are odd.
@@ -192,7 +209,7 @@ std::unique_ptr<ParameterServer> make(const std::shared_ptr<Driver>& driver, siz
   std::vector<int64_t> places;
   for (const auto& its : check::exchange(*driver, {server->place()})) places.push_back(its[0]);
   server->connect(places);
-  server->fill(pieces);
+  server->fill(pieces, driver->rank());
   check::exchange(*driver, {0});
   return server;
 }
@@ -218,7 +235,7 @@ void test_ranks_at_once() {
         server->set_clock(static_cast<uint64_t>(i));
         server->wait_for(static_cast<uint64_t>(std::max(i - 2, 0)), patience);
         server->fetch(all, patience);
-        const auto [begin, end] = server->own();
+        const auto [begin, end] = server->part(driver->rank());
         bool is_whole = true;
         for (size_t at = begin; at < end; ++at) is_whole &= values[at] == values[begin];
         CHECK(is_whole);
@@ -253,6 +270,60 @@ void test_patience() {
   });
 }
 
+// A rank that holds a block for too long is named; what ends waiting gives its locks back.
+void test_a_block_that_is_held() {
+  const size_t count = 3 * kBlock;
+  const auto windows = check::connected_windows(2, 64 << 20);
+  check::run_drivers(2, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
+    driver->set_window(windows[static_cast<size_t>(driver->rank())], {0, 0});
+    std::vector<float> values(count);
+    const std::vector<Piece> all{{0, count, reinterpret_cast<std::byte*>(values.data())}};
+    const auto server = make(driver, count, 1, all);
+    const int64_t place = check::exchange(*driver, {server->place()})[0][0];
+    const Shard shard = shard_of(driver, place, count);
+    if (driver->rank() == 0) CHECK(shard.lock(1).try_take(0, nullptr));
+    check::exchange(*driver, {0});
+    if (driver->rank() == 1) {
+      CHECK_THROWS(server->fetch(all, {50 * kMillisecond}), StallError,
+                   "rank 0 has held a block of the parameters");
+      CHECK_EQ(shard.lock(0).holder(), -1);
+    }
+    check::exchange(*driver, {0});
+    if (driver->rank() == 0) shard.lock(1).give_back();
+    check::exchange(*driver, {0});
+    server->fetch(all, {kTimeout});
+    check::exchange(*driver, {0});
+  });
+}
+
+// It stays while another rank uses it, and though a forked child has dropped it.
+void test_memory_of_a_shard() {
+  const size_t count = 20 << 20;  // beyond what is kept for the next arrays
+  const auto windows = check::connected_windows(2, 512 << 20);
+  check::run_drivers(2, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
+    driver->set_window(windows[static_cast<size_t>(driver->rank())], {0, 0});
+    std::vector<float> values(count, 3.0f);
+    const std::vector<Piece> all{{0, count, reinterpret_cast<std::byte*>(values.data())}};
+    auto server = make(driver, count, 1, all);
+    const int64_t place = check::exchange(*driver, {server->place()})[0][0];
+    if (driver->rank() == 0) {
+      server.reset();
+      auto other = windows[0]->allocate(count * sizeof(float));
+      CHECK(static_cast<int64_t>(*windows[0]->offset_of(other.get(), 1)) != place);
+    }
+    check::exchange(*driver, {0});
+    if (driver->rank() == 1) {
+      std::ranges::fill(values, 0.0f);
+      server->fetch(all, {kTimeout});
+      CHECK(std::ranges::all_of(values, [](float value) { return value == 3.0f; }));
+      CHECK_EQ(shard_of(driver, place, count).left().load(), 1u);
+      server.reset();
+      CHECK_EQ(shard_of(driver, place, count).left().load(), 2u);
+    }
+    check::exchange(*driver, {0});
+  });
+}
+
 void test_wrong_use() {
   check::run_drivers(2, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
     const SharedGroup& all = driver->group_of_all_ranks();
@@ -273,6 +344,8 @@ int main() {
   test_rules<double>(DType::kFloat64, 1e-12);
   test_ranks_at_once();
   test_patience();
+  test_a_block_that_is_held();
+  test_memory_of_a_shard();
   test_wrong_use();
   return check::report();
 }
