@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/keep_for_good.h"
 
 namespace ringdl {
 namespace {
@@ -137,6 +136,7 @@ std::optional<uint64_t> SegmentWindow::Own::take_array(size_t bytes) {
 }
 
 void SegmentWindow::Own::give_back(Piece piece) {
+  if (leaves_pages.load()) return;
   if (is_stage(piece)) {
     if (piece.bytes >= kDiscardBytes) {
       segment->discard(std::max(piece.begin, kept_end), piece.end());
@@ -170,11 +170,9 @@ void SegmentWindow::Own::discard(const std::vector<Piece>& pieces) {
 }
 
 SegmentWindow::~SegmentWindow() {
-  for (Kept& kept : kept_) {
-    if (kept.counter->load(std::memory_order_acquire) < kept.value) {
-      keep_for_good(std::move(kept.memory));
-    }
-  }
+  own_->leaves_pages = true;
+  kept_.clear();
+  own_->leaves_pages = false;
 }
 
 void SegmentWindow::free_once(std::shared_ptr<std::byte> memory,

@@ -27,7 +27,7 @@ class SegmentWindow final : public Window {
   /// more memory than it has, touching one that it cannot provide ends the process
   /// @throws Error  the system refuses
   SegmentWindow(int rank, int size, size_t bytes, bool reserves = commits_strictly());
-  /// Allocations that others may still use (free_once()) stay as they are for as long as these do.
+  /// What others may still use (free_once()) reads there as before, for as long as they map it.
   ~SegmentWindow() override;
 
   /// As much as the machine has memory, or, with very many ranks, as much as can be mapped.
@@ -78,6 +78,7 @@ class SegmentWindow final : public Window {
     const bool reserves;
     const uint64_t kept_end;
     std::mutex mutex;
+    std::atomic<bool> leaves_pages = false;  // what is given back stays as it is
     Heap arrays;
     Heap stages;  // filled from below; pages below kept_end stay when they are free
     std::deque<Piece>

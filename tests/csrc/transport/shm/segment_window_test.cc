@@ -319,6 +319,20 @@ void test_processes_that_have_ended() {
   for (const int descriptor : {to_parent[0], to_parent[1], to_child[0]}) close(descriptor);
 }
 
+// What another rank still uses reads there as before when the window of its owner goes.
+void test_what_others_use_stays() {
+  constexpr size_t kBytes = 64 << 20;  // beyond what is kept for the next arrays
+  auto windows = check::connected_windows(2, 256 << 20);
+  std::shared_ptr<std::byte> memory = windows[0]->allocate(kBytes);
+  const uint64_t offset = *windows[0]->offset_of(memory.get(), kBytes);
+  std::memset(memory.get(), 7, kBytes);
+  auto& left = *reinterpret_cast<std::atomic<uint64_t>*>(memory.get());
+  left.store(1);
+  windows[0]->free_once(std::move(memory), left, 2);
+  windows[0].reset();
+  CHECK(windows[1]->at(0, offset)[kBytes - 1] == std::byte{7});
+}
+
 // A child that releases what it inherited leaves the parent's memory alone.
 void test_forked_children_free_nothing() {
   const auto windows = check::connected_windows(1, 8 << 20);
@@ -412,6 +426,7 @@ int main() {
   test_kept_until_counted();
   test_other_processes();
   test_processes_that_have_ended();
+  test_what_others_use_stays();
   test_forked_children_free_nothing();
   test_forked_children_wait_for_no_lock();
   return check::report();
