@@ -21,6 +21,7 @@ from tests.test_run import IS_ALL, any_python, start_job
 DOCS = Path(__file__).parents[1] / "docs"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
+_KERAS = "_keras _keras_policies"
 _TENSORFLOW = "_tensorflow _tensorflow_training _tensorflow_wrong_use"
 
 CHECKS = {
@@ -30,10 +31,10 @@ CHECKS = {
     "jax-models": ("flax", "_jax_models", {}),
     "sklearn": ("sklearn", "_sklearn _sklearn_training _sklearn_wrong_use", {}),
     "tensorflow": ("tensorflow", _TENSORFLOW, {}),
-    "keras-torch": ("keras", "_keras", {"KERAS_BACKEND": "torch"}),
-    "keras-jax": ("keras", "_keras", {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}),
+    "keras-torch": ("keras", _KERAS, {"KERAS_BACKEND": "torch"}),
+    "keras-jax": ("keras", _KERAS, {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}),
     "keras-2": ("tf_keras", "_keras_2", {"TF_USE_LEGACY_KERAS": "1"}),
-    "keras-tensorflow": ("tensorflow", "_keras", {"KERAS_BACKEND": "tensorflow"}),
+    "keras-tensorflow": ("tensorflow", _KERAS, {"KERAS_BACKEND": "tensorflow"}),
 }
 """What has to be installed, the modules in tests/ranks, and their environment."""
 

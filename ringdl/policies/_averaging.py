@@ -86,8 +86,12 @@ class ParameterAveraging(Policy):
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: the mean of all parameters."""
+        self.settle(model, model.step // self.every)
+
+    def settle(self, model: Model, number: int) -> None:
+        """Take the mean at once, after one that is on its way. Collective."""
         self._take(model.parameters)
-        average(self._mean, model.parameters, model.step // self.every)
+        average(self._mean, model.parameters, number)
 
     def average(self, model: Model, number: int) -> None:
         """Take the mean; with `overlap` begin it, and add the one before. Collective."""
@@ -149,11 +153,14 @@ class PostLocalSGD(Policy):
     def after_step(self, model: Model) -> None:
         """See `Policy.after_step`."""
         if model.step > self.after and (model.step - self.after) % self.every == 0:
-            self._later.average(model, (model.step - self.after) // self.every)
+            self._later.average(model, self._number(model))
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: the mean of all parameters."""
-        self._later.synchronize(model)
+        self._later.settle(model, self._number(model))
+
+    def _number(self, model: Model) -> int:
+        return (model.step - self.after) // self.every
 
     def __repr__(self) -> str:
         return f"PostLocalSGD(after={self.after}, every={self.every})"

@@ -14,7 +14,7 @@ import numpy as np
 
 import ringdl
 import ringdl.keras as hvd
-from ringdl import Communicator, policies
+from ringdl import Communicator
 from tests.ranks.support import assert_same_bits, expect, needs
 
 BACKEND = keras.backend.backend()
@@ -483,71 +483,3 @@ def check_forgotten_wrapping_is_told(comm: Communicator) -> None:
             callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
         )
     assert any("is not wrapped" in str(each.message) for each in caught)
-
-
-def check_policies(comm: Communicator) -> None:
-    """Parameters averaged in each step are those of the whole batch; others agree in the end."""
-    ringdl.shutdown()  # JAX forgets calls of earlier checks that failed, as they had to
-    ringdl.init()
-    if BATCH % comm.size:
-        return
-    x, y = data()
-    mine = part_of_batches(comm, x, y)
-
-    def trained(policy: Any, make: Any, *rows: Any, size: int) -> Any:
-        keras.utils.set_random_seed(1)
-        model = perceptron()
-        optimizer = make()
-        if policy is not None:
-            optimizer = hvd.DistributedOptimizer(optimizer, policy=policy)
-        fitted(compiled(model, optimizer), *rows, size=size)
-        if policy is not None:
-            policies.synchronize(model.optimizer)
-        return model
-
-    makers = (
-        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-        lambda: keras.optimizers.Adam(0.01),
-    )
-    whole = trained(None, makers[0], x, y, size=1).get_weights()
-    for state in ("average", "keep"):
-        policy = policies.ParameterAveraging(1, state)  # type: ignore[arg-type]
-        own = trained(policy, makers[0], *mine, size=comm.size).get_weights()
-        for ours, theirs in zip(own, whole, strict=True):
-            np.testing.assert_allclose(ours, theirs, **TOLERANCE)
-            if comm.size == 1:
-                assert (ours == theirs).all()
-    before = None
-    for policy in (
-        policies.ParameterAveraging(2, overlap=True),
-        policies.DiLoCo(3),
-        policies.Gossip("ring"),
-        policies.Gossip({r: [(r + 1) % comm.size] + [0] * (r == 1) for r in range(comm.size)}),
-        policies.ParameterServer(staleness=1, rule="adam", lr=0.01),
-        policies.EASGD(2),
-    ):
-        if comm.size == 1:
-            break
-        model = trained(policy, makers[1], *mine, size=comm.size)
-        assert_same_bits(comm, *model.get_weights())
-        loss = model.evaluate(x, y, verbose=0)[0]
-        before = before or compiled(perceptron(), "sgd").evaluate(x, y, verbose=0)[0]
-        assert loss < before, f"{policy!r}: {loss} of {before}"
-
-
-@needs(ranks=2)
-def check_wrong_policies(comm: Communicator) -> None:
-    for policy, options, text in (
-        ("gossip", {}, "pass one of ringdl.policies"),
-        (policies.PostLocalSGD(1, 1), {}, "which ringdl.keras does always or never"),
-        (policies.Gossip(), {"op": ringdl.Sum}, "is for AllReduce()"),
-        (policies.Gossip(), {"backward_passes_per_step": 2}, "counts calls of apply()"),
-    ):
-        with expect(ringdl.UsageError, text):
-            hvd.DistributedOptimizer(keras.optimizers.SGD(), policy=policy, **options)  # type: ignore[arg-type]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(), policy=policies.Gossip())
-    with expect(ringdl.UsageError, "none can be local"):
-        optimizer.register_local_var(keras.Variable([1.0]))
-    variable = keras.Variable([float(comm.rank)])
-    with expect(Exception, "the replicas differ"):
-        optimizer.apply([keras.ops.ones(1)], [variable])

@@ -483,3 +483,8 @@ def check_wrong_use(comm: Communicator) -> None:
         for _ in range(3 + comm.rank % 2):
             out_of_step.step(its, its)
         policies.synchronize(out_of_step)
+    later, its = wrapped(PostLocalSGD(2, 4)), {"w": np.ones(3)}
+    with expect(ringdl.MismatchError, "means met that belong to step 5 on", "step 6 on"):
+        for _ in range(5 + comm.rank % 2):
+            later.step(its, its)
+        policies.synchronize(later)
