@@ -159,8 +159,9 @@ def test_hosts_are_told_apart(mpi: str, layout: list[int]) -> None:
         ("2+2", ["buckets", "shared", "shared_exchanges"], 29),
         ("1+2+3", ["buckets", "shared_exchanges"], 17),
         ("2+1", ["joining", "torch_joining", "torch_timeline"], 9),
+        ("2+1+1", ["parameter_servers", "policies", "torch_policies"], 12),
     ],
-    ids=["1+1+1+1", "3+1", "2+2", "1+2+3", "2+1"],
+    ids=["1+1+1+1", "3+1", "2+2", "1+2+3", "2+1", "2+1+1"],
 )
 def test_checks_hold_on_hosts(
     mpi_python: str, layout: str, modules: list[str], least: int, tmp_path: Path
@@ -174,9 +175,10 @@ def test_checks_hold_on_hosts(
 @pytest.mark.usefixtures("cluster")
 def test_checks_hold_on_hosts_without_mpi(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    checks = ["collectives", "mismatches", "buckets", "--quick", f"--json={report}"]
+    modules = ["collectives", "mismatches", "buckets", "parameter_servers"]
+    checks = [*modules, "--quick", f"--json={report}"]
     run_on_hosts("none", "--layout", "2+1", "--", "-m", "tests.ranks", *checks)
-    assert len(json.loads(report.read_text())["seconds"]) >= 25
+    assert len(json.loads(report.read_text())["seconds"]) >= 34
 
 
 @pytest.mark.usefixtures("cluster")

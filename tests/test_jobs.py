@@ -98,6 +98,13 @@ def test_timeline_of_a_job_that_is_terminated(mpi_python: str, tmp_path: Path) -
     assert len(timeline_of(tmp_path / "timeline.rank1.json")) > 2
 
 
+def test_a_stopped_parameter_server(mpi_python: str, tmp_path: Path) -> None:
+    """As on several hosts: what is for it waits at those who send."""
+    ended = run_ranks(mpi_python, 3, "server_stopped.py", folder=tmp_path, RINGDL_SHARED_MEMORY="0")
+    assert ended.code == 0, ended.text
+    assert ended.output.count("MiB more") == 3, ended.text
+
+
 def test_wrong_settings(mpi_python: str, tmp_path: Path) -> None:
     misspelt = run_ranks(mpi_python, 2, "hello.py", folder=tmp_path, RINGDL_ALGORITM="ring")
     assert misspelt.code == 0, misspelt.text

@@ -92,6 +92,7 @@ def test_core(mpi_python: str, ranks: int, tmp_path: Path) -> None:
 @pytest.mark.any_mpi
 def test_core_without_shared_memory(mpi_python: str) -> None:
     modules = ("allreduces", "buckets", "mismatches", "protocol", "reductions", "shared")
+    modules += ("parameter_servers", "policies")
     code, output = start_job(mpi_python, 3, *modules, "--quick", RINGDL_SHARED_MEMORY="0")
     assert code == 0, output
 

@@ -36,6 +36,7 @@ def by_hand(ranks: int, script: str, *arguments: str, folder: Path, **settings: 
 def test_ranks_by_messages(tmp_path: Path) -> None:
     """What mpirun's ranks are checked for; see tests/ranks."""
     modules = ("buckets", "exchanges", "joining", "groups", "mismatches", "protocol", "restarts")
+    modules += ("parameter_servers", "policies")
     command = ("-m", "tests.ranks", *modules, "--quick")
     ended = torchrun(3, *command, folder=tmp_path, RINGDL_SHARED_MEMORY="0")
     assert ended.code == 0, ended.text
@@ -96,9 +97,13 @@ def test_others_go_on_with_devices(way: str, tmp_path: Path) -> None:
     assert "exit codes: [1, -9, 1]" in ended.output, ended.text
 
 
-def test_others_go_on_with_a_parameter_server(tmp_path: Path) -> None:
-    """What the killed rank has pushed stays, and nobody waits for it; its shard is still there."""
-    ended = by_hand(3, "server_killed.py", folder=tmp_path)
+@pytest.mark.parametrize(
+    "settings", [("3", "1"), ("1", "0")], ids=["its_shard_is_there", "by_messages"]
+)
+def test_others_go_on_with_a_parameter_server(settings: tuple[str, str], tmp_path: Path) -> None:
+    """What the killed rank has pushed stays, and nobody waits for it."""
+    servers, shared = settings
+    ended = by_hand(3, "server_killed.py", servers, folder=tmp_path, RINGDL_SHARED_MEMORY=shared)
     assert ended.output.count("has gone on") == 2, ended.text
     assert "exit codes: [1, -9, 1]" in ended.output, ended.text
 

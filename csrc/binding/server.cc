@@ -1,8 +1,12 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -76,26 +80,31 @@ void bind_server(nb::module_& module) {
   nb::class_<Server>(module, "ParameterServer")
       .def(
           "__init__",
-          [](Server* self, const Communicator& communicator, DType dtype, size_t count,
-             Update::Rule rule, int servers, const SharedGroup& group) {
+          [](Server* self, const Communicator& communicator, const std::string& name, DType dtype,
+             size_t count, Update::Rule rule, int servers, const SharedGroup& group) {
             const auto& driver = communicator.driver;
             const SharedGroup& members = group ? group : driver->group_of_all_ranks();
             std::unique_ptr<ParameterServer> own;
             {
               const nb::gil_scoped_release release;
-              own = std::make_unique<ParameterServer>(driver, members, dtype, count, rule, servers);
+              own = std::make_unique<ParameterServer>(driver, name, members, dtype, count, rule,
+                                                      servers);
             }
             new (self) Server(dtype, count, std::move(own));
           },
-          nb::arg("communicator"), nb::arg("dtype"), nb::arg("count"), nb::arg("rule"),
-          nb::arg("servers"), nb::arg("group").none())
+          nb::arg("communicator"), nb::arg("name"), nb::arg("dtype"), nb::arg("count"),
+          nb::arg("rule"), nb::arg("servers"), nb::arg("group").none())
       .def("place", [](const Server& self) { return self.own->place(); })
       .def("connect",
-           [](Server& self, const std::vector<int64_t>& places) { self.own->connect(places); })
+           [](Server& self, const std::vector<int64_t>& places) {
+             const nb::gil_scoped_release release;
+             self.own->connect(places);
+           })
       .def("fill",
-           [](Server& self, const std::vector<Array>& arrays, int member) {
-             self.with(arrays,
-                       [&](ParameterServer& its, const auto& pieces) { its.fill(pieces, member); });
+           [](Server& self, const std::vector<Array>& arrays, int member, double timeout) {
+             self.with(arrays, [&](ParameterServer& its, const auto& pieces) {
+               its.fill(pieces, member, Patience{to_ns(timeout), check_signals});
+             });
            })
       .def("push",
            [](Server& self, const std::vector<Array>& arrays, const Update& how, double timeout) {
@@ -115,11 +124,22 @@ void bind_server(nb::module_& module) {
                its.pull(pieces, share, Patience{to_ns(timeout), check_signals});
              });
            })
-      .def("set_clock", [](const Server& self, uint64_t steps) { self.own->set_clock(steps); })
-      .def("end_clock", [](const Server& self,
-                           int member) { self.own->set_clock(member, ParameterServer::kEnded); })
+      .def(
+          "set_clock",
+          [](Server& self, std::optional<uint64_t> steps, double timeout) {
+            const nb::gil_scoped_release release;
+            self.own->set_clock(steps.value_or(ParameterServer::kEnded),
+                                Patience{to_ns(timeout), check_signals});
+          },
+          nb::arg("steps").none(), nb::arg("timeout"))
+      .def("flush_clock",
+           [](Server& self, double timeout) {
+             const nb::gil_scoped_release release;
+             self.own->flush_clock(Patience{to_ns(timeout), check_signals});
+           })
+      .def("end_clock", [](Server& self, int member) { self.own->end_clock(member); })
       .def("clock", [](const Server& self, int member) { return self.own->clock(member); })
-      .def("wait_for", [](const Server& self, uint64_t steps, double timeout) {
+      .def("wait_for", [](Server& self, uint64_t steps, double timeout) {
         const nb::gil_scoped_release release;
         self.own->wait_for(steps, Patience{to_ns(timeout), check_signals});
       });

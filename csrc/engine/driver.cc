@@ -224,6 +224,44 @@ void Driver::poll() {
   engine_.poll();
 }
 
+void Driver::open_box(const BoxName& name, std::shared_ptr<Box> box) {
+  const Lock lock = lock_for_call();
+  if (!threads_) {
+    throw UsageError(
+        "other hosts are answered by a thread in the background, for which this MPI has to offer "
+        "MPI_THREAD_MULTIPLE: start MPI with it, or train on one host");
+  }
+  engine_.parts().mailbox.open(name, std::move(box));
+}
+
+std::shared_ptr<Work> Driver::call_box(const BoxName& name, int to,
+                                       std::unique_ptr<Collective> caller,
+                                       std::shared_ptr<const void> memory) {
+  const Lock lock = lock_for_call();
+  return engine_.call_box(name, to, std::move(caller), std::move(memory));
+}
+
+bool Driver::answers_boxes() {
+  const Lock lock = lock_for_call();
+  return engine_.parts().mailbox.is_open();
+}
+
+void Driver::help() {
+  const Lock lock = lock_for_call();
+  engine_.poll();
+  engine_.find_failed_ranks(now_ns());
+}
+
+bool Driver::is_gone(int rank) {
+  const Lock lock = lock_for_call();
+  return engine_.parts().membership.is_gone(rank);
+}
+
+size_t Driver::segment_bytes() {
+  const Lock lock = lock_for_call();
+  return engine_.parts().planning.segment_bytes();
+}
+
 void Driver::watch_over(int64_t now) {
   std::string text = engine_.watch_over(now);
   const int requests = dump_requests.load(std::memory_order_relaxed);

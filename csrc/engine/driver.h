@@ -170,6 +170,22 @@ class Driver {
   /// Looks once for what has happened, where no thread does so in the background.
   void poll();
 
+  /// Calls of other ranks that this one answers, whatever its threads do: see Mailbox.
+  /// @throws UsageError  no thread could do so in the background
+  void open_box(const BoxName& name, std::shared_ptr<Box> box);
+  /// Puts a call in the box of another member. Waits for it may time out while others are answered,
+  /// so pass `for_good = false` to wait().
+  std::shared_ptr<Work> call_box(const BoxName& name, int to, std::unique_ptr<Collective> caller,
+                                 std::shared_ptr<const void> memory = nullptr);
+  /// Whether some box is open.
+  bool answers_boxes();
+  /// For who waits for what others do unasked: polls once, and looks for ranks that have failed.
+  void help();
+  /// Whether a rank answers no message any more.
+  bool is_gone(int rank);
+  /// What travels at once.
+  size_t segment_bytes();
+
   /// Changes the segment size of works submitted from now on. Collective in effect; call it before
   /// buckets are made.
   void set_segment_bytes(size_t bytes);

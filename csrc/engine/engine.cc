@@ -30,6 +30,7 @@ void Engine::give_up() noexcept try {
                       {"the communicator was destroyed while " + work->label() + " was in flight"});
   }
   parts_.any_receives.give_up();
+  parts_.mailbox.give_up();
   parts_.works.withdraw();
   parts_.control->close();
   parts_.works.keep_leaving();
@@ -43,6 +44,15 @@ std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
   if (work->ended()) return work;
   poll();
   failures_.check_senders(*work);
+  return work;
+}
+
+std::shared_ptr<Work> Engine::call_box(const BoxName& name, int to,
+                                       std::unique_ptr<Collective> caller,
+                                       std::shared_ptr<const void> memory) {
+  submissions_.refuse_many();
+  auto work = parts_.mailbox.call(name, to, std::move(caller), std::move(memory));
+  if (!work->ended()) poll();
   return work;
 }
 
@@ -84,7 +94,7 @@ int Engine::poll() {
   ++polls_;
   const int messages = inbox_.poll();
   const int answered = parts_.joining.answer_calls();
-  const int moved = parts_.works.settle() + parts_.any_receives.step();
+  const int moved = parts_.works.settle() + parts_.any_receives.step() + parts_.mailbox.step();
   if (parts_.works.has_broken()) {
     for (const WorkTable::Broken& broken : parts_.works.take_broken())
       failures_.fail_broken(broken);
@@ -120,7 +130,8 @@ std::string Engine::dump() const {
 }
 
 bool Engine::is_busy() const {
-  return !parts_.works.is_empty() || !parts_.works.is_drained() || !parts_.control->idle();
+  return !parts_.works.is_empty() || !parts_.works.is_drained() || !parts_.control->idle() ||
+         parts_.mailbox.is_open();
 }
 
 void Engine::end_join(const std::shared_ptr<JoinSession::Session>& session) {

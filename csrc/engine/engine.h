@@ -36,6 +36,9 @@ class Engine {
   /// Starts a work on `data`, which stays alive, unmoved and the work's own until that has ended:
   /// see Driver::submit().
   std::shared_ptr<Work> submit(const Call& call, void* data);
+  /// See Driver::call_box().
+  std::shared_ptr<Work> call_box(const BoxName& name, int to, std::unique_ptr<Collective> caller,
+                                 std::shared_ptr<const void> memory);
   /// See Driver::refuse().
   void refuse(const Call& call, const std::string& why);
   /// Begins the next instance of a bucket.
@@ -55,7 +58,7 @@ class Engine {
   std::string watch_over(int64_t now_ns);
   /// Finds, now and then, ranks that are no more: see Failures.
   void find_failed_ranks(int64_t now_ns) { failures_.find_failed_ranks(now_ns); }
-  /// Whether there is something that poll() may move.
+  /// Whether there is something that poll() may move, or somebody whom this rank answers.
   bool is_busy() const;
   /// See Inbox.
   bool is_quiet() const { return inbox_.is_quiet(); }

@@ -28,6 +28,7 @@ void Inbox::handle(const ControlMessage& message) {
       } else if (parts_.matching.is_ahead(head.key)) {
         parts_.matching.park(message);
         parts_.any_receives.on_header();
+        parts_.mailbox.on_header(head.key);
       } else if (head.type == MessageType::kGrant) {  // for a work that has failed here
         MessageHead close;
         close.type = MessageType::kClose;

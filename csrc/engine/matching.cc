@@ -36,7 +36,8 @@ std::optional<Matching::Header> Matching::find_header(
     uint64_t apart, uint64_t joins, const std::function<bool(const Header&)>& wanted) {
   for (auto at = parked_.begin(); at != parked_.end();) {
     const auto& [key, parked] = *at;
-    if (key.space == KeySpace::kBucket || key.hash == apart || !is_next(key)) {
+    const bool is_call = key.space == KeySpace::kName || key.space == KeySpace::kUnnamed;
+    if (!is_call || key.hash == apart || !is_next(key)) {
       ++at;
       continue;
     }

@@ -54,7 +54,7 @@ class Matching {
   /// What has arrived for a key; nothing is kept.
   Parked take(const Key& key);
 
-  /// The header of a key's next use, which another rank has submitted and this one has not.
+  /// The header of a call's next use, which another rank has submitted and this one has not.
   struct Header {
     Key key;
     int from;
@@ -66,13 +66,17 @@ class Matching {
   std::optional<Header> find_header(uint64_t apart, uint64_t joins,
                                     const std::function<bool(const Header&)>& wanted);
 
-  size_t keys() const { return uses_[0].size() + uses_[1].size() + uses_[2].size(); }
+  size_t keys() const {
+    size_t keys = 0;
+    for (const UseCounts& each : uses_) keys += each.size();
+    return keys;
+  }
   size_t parked_keys() const { return parked_.size(); }
 
  private:
   const UseCounts& counts(KeySpace space) const { return uses_[static_cast<size_t>(space)]; }
 
-  std::array<UseCounts, 3> uses_;  // by space
+  std::array<UseCounts, kKeySpaces> uses_;  // by space
   std::unordered_map<Key, Parked, KeyHash> parked_;
 };
 

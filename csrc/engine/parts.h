@@ -13,6 +13,7 @@
 #include "engine/hosts.h"
 #include "engine/immediate.h"
 #include "engine/join_session.h"
+#include "engine/mailbox.h"
 #include "engine/matching.h"
 #include "engine/membership.h"
 #include "engine/planning.h"
@@ -67,6 +68,7 @@ struct Parts {
   Immediate immediate;       // allreduces that a caller polls itself
   Membership membership;     // which ranks have left or failed
   AnyReceives any_receives;  // receives that name no rank
+  Mailbox mailbox;           // what this rank answers without having called
   JoinSession joining;       // answers for a rank that has joined
   Diagnosis diagnosis;       // why nothing moves
   Watchdog watchdog;

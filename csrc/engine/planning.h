@@ -44,6 +44,8 @@ class Planning {
   /// @throws UsageError  not between 1 and 2^30
   void set_segment_bytes(size_t bytes);
 
+  size_t segment_bytes() const { return table_.segment_bytes; }
+
   /// Of an allreduce.
   /// @param may_use_slots  as in AllreduceRequest
   Plan plan(const Call& call, const Group& group, bool may_use_slots = false) const;

@@ -11,13 +11,16 @@
 
 namespace ringdl {
 
+// As many headers may be parked at a peer, and as many tags can be granted.
+void Submissions::refuse_many() const {
+  if (parts_.works.in_flight().size() < static_cast<size_t>(parts_.tags.pooled)) return;
+  throw UsageError(std::to_string(parts_.tags.pooled) +
+                   " works are in flight on this rank; wait for some before submitting more");
+}
+
 std::shared_ptr<Work> Submissions::submit(const Call& call, void* data) {
-  const auto in_flight = parts_.works.in_flight().size();
-  // As many headers may be parked at a peer, and as many tags can be granted.
-  if (in_flight >= static_cast<size_t>(parts_.tags.pooled)) {
-    throw UsageError(std::to_string(parts_.tags.pooled) +
-                     " works are in flight on this rank; wait for some before submitting more");
-  }
+  refuse_many();
+  const size_t in_flight = parts_.works.in_flight().size();
   const SharedGroup& group = call.group ? call.group : parts_.all;
   if (call.from_any) return parts_.any_receives.submit(call, data, group);
   const Description description = header_of(call);

@@ -20,6 +20,8 @@ class Submissions final : public JoinSession::Owner {
   Submissions(Parts& parts, Inbox& inbox, Failures& failures)
       : parts_(parts), inbox_(inbox), failures_(failures) {}
 
+  /// @throws UsageError  as many works are in flight as there may be
+  void refuse_many() const;
   /// See Driver.
   std::shared_ptr<Work> submit(const Call& call, void* data);
   void refuse(const Call& call, const std::string& why);

@@ -42,8 +42,10 @@ constexpr bool has_uneven_rows(Kind kind) {
          kind == Kind::kScatter;
 }
 
-/// Where a key's hash comes from: a name, the kind of an unnamed call, or the number of a bucket.
-enum class KeySpace : uint8_t { kName = 0, kUnnamed = 1, kBucket = 2 };
+/// Where a key's hash comes from: a name, the kind of an unnamed call, the number of a bucket, or a
+/// box of the mailbox.
+enum class KeySpace : uint8_t { kName = 0, kUnnamed = 1, kBucket = 2, kBox = 3 };
+inline constexpr size_t kKeySpaces = 4;
 
 /// What works are matched by. The hash also holds the group; the instance counts the uses of one
 /// key.

@@ -4,26 +4,32 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/backoff.h"
+#include "server/remote_visit.h"
+#include "server/visit.h"
 
 namespace ringdl {
 namespace {
 
 // Calls `step` until it says true. Each time that it says false, somebody else is awaited; now and
 // then it is to find out whether they have ended.
+// @param help  called meanwhile
 void wait_until(const std::function<bool(bool looks_for_dead)>& step,
-                const std::function<std::string()>& why_not,
+                const std::function<std::string()>& why_not, const std::function<void()>& help,
                 const ParameterServer::Patience& patience) {
   if (step(false)) return;
   const int64_t begin_ns = now_ns();
   int64_t looked_ns = begin_ns;
   Backoff backoff(false);
   while (!step(false)) {
+    help();
     backoff.pause();
     const int64_t now = now_ns();
     if (now - begin_ns >= patience.timeout_ns) {
@@ -44,50 +50,79 @@ std::string seconds_text(int64_t ns) {
 
 size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
 
+// Calls of other hosts, given up unless they have ended: their arrays are the caller's.
+struct Calls {
+  Driver& driver;
+  std::vector<std::pair<int, std::shared_ptr<Work>>> works;  // with the members that they are to
+
+  ~Calls() {
+    for (const auto& [member, work] : works) try {
+        driver.give_up(work, "the caller does not wait for it any more");
+      } catch (...) {  // shut down: nothing reads or writes their arrays
+      }
+  }
+};
+
+// Calls under way that tell other hosts of a clock: a rank that does not answer is not told more.
+constexpr size_t kMostTold = 16;
+
 }  // namespace
 
-ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, SharedGroup group, DType dtype,
-                                 size_t count, Update::Rule rule, int servers)
+ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, std::string name,
+                                 SharedGroup group, DType dtype, size_t count, Update::Rule rule,
+                                 int servers)
     : driver_(std::move(driver)),
+      name_{std::move(name), group},
       group_(std::move(group)),
+      layout_(driver_->layout_of(*group_)),
       window_(driver_->window()),
       count_(count),
       shard_count_(divide_up(divide_up(count, static_cast<size_t>(servers)), 64) * 64),
       rule_(rule),
       dtype_(dtype),
       servers_(servers),
-      process_(getpid()) {
+      process_(getpid()),
+      clocks_(std::make_shared<Clocks>(group_->size())) {
   if (!is_updatable(dtype)) {
     throw UsageError("a parameter server holds float32 or float64, not " +
                      std::string(name_of(dtype)));
   }
-  if (!window_ || driver_->layout_of(*group_)->host_count() > 1) {
-    throw UsageError(
-        "a parameter server is for ranks that share memory, and these are on several hosts, or "
-        "share none");
-  }
-  if (group_->rank >= servers_) return;
-  const auto [begin, end] = part(group_->rank);
-  const Shard::Shape shape{dtype_, end - begin, group_->size(), rule_};
-  const size_t bytes = Shard::bytes(shape);
-  memory_ = window_->allocate(bytes);
+  const bool has_shard = group_->rank < servers_;
+  const size_t bytes = Board::kBytes + (has_shard ? Shard::bytes(shape_of(group_->rank)) : 0);
+  memory_ = window_ ? window_->allocate(bytes) : allocate(bytes);
   if (!memory_) {
     throw OutOfMemory("no " + std::to_string(bytes >> 20) +
                       " MiB are left of the memory that the ranks of this host share, for a shard "
                       "of the parameters; train a smaller model, or with fewer ranks per host");
   }
   std::memset(memory_.get(), 0, bytes);
-  place_ = static_cast<int64_t>(*window_->offset_of(memory_.get(), bytes));
+  if (window_) place_ = static_cast<int64_t>(*window_->offset_of(memory_.get(), bytes));
 }
 
 bool ParameterServer::is_forked() const { return getpid() != process_; }
 
 ParameterServer::~ParameterServer() {
   if (is_forked()) return;  // it is its parent's
-  for (const Shard& shard : shards_) shard.left().fetch_add(1, std::memory_order_acq_rel);
-  if (!memory_) return;
-  const auto& left = *reinterpret_cast<std::atomic<uint64_t>*>(memory_.get());
-  window_->free_once(std::move(memory_), left, static_cast<uint64_t>(group_->size()));
+  if (service_) {
+    service_->leave();
+    for (int member = 0; member < group_->size(); ++member) try {
+        if (is_remote(member)) call(member, {.what = Request::What::kLeave});
+      } catch (...) {  // shut down, as they are or will be
+      }
+  }
+  for (const Board& board : boards_) board.left().fetch_add(1, std::memory_order_acq_rel);
+  if (!window_) return;
+  const std::atomic<uint64_t>& left = Board(memory_.get()).left();
+  window_->free_once(std::move(memory_), left, static_cast<uint64_t>(layout_->local_size()));
+}
+
+bool ParameterServer::is_remote(int member) const {
+  return !std::ranges::binary_search(layout_->local_ranks(), member);
+}
+
+Shard::Shape ParameterServer::shape_of(int member) const {
+  const auto [begin, end] = part(member);
+  return {dtype_, begin, end - begin, rule_};
 }
 
 std::pair<size_t, size_t> ParameterServer::part(int member) const {
@@ -97,21 +132,51 @@ std::pair<size_t, size_t> ParameterServer::part(int member) const {
 }
 
 void ParameterServer::connect(const std::vector<int64_t>& places) {
-  for (int member = 0; member < servers_; ++member) {
-    const auto [begin, end] = part(member);
-    const int64_t place = places.at(static_cast<size_t>(member));
-    if (place < 0) throw UsageError("all ranks have to agree on how many of them have shards");
-    shards_.emplace_back(window_->at(rank_of(member), static_cast<uint64_t>(place)),
-                         Shard::Shape{dtype_, end - begin, group_->size(), rule_});
+  for (const int member : layout_->local_ranks()) {
+    const auto place = static_cast<uint64_t>(places.at(static_cast<size_t>(member)));
+    std::byte* const memory = window_ ? window_->at(rank_of(member), place) : memory_.get();
+    boards_.emplace_back(memory);
+    clocks_->connect(member, boards_.back());
+    if (member >= servers_) continue;
+    shards_.emplace(member, Shard(memory + Board::kBytes, shape_of(member)));
   }
+  const int remote = group_->size() - layout_->local_size();
+  if (remote == 0) return;
+  const auto own = shards_.find(group_->rank);
+  service_ = std::make_shared<ShardService>(ShardService::Place{
+      clocks_, own == shards_.end() ? std::nullopt : std::optional(own->second), memory_, window_,
+      rank_of(group_->rank), group_->size(), remote, driver_->segment_bytes()});
+  driver_->open_box(name_, service_);
 }
 
-void ParameterServer::visit(std::vector<Piece> pieces, const Visit::Action& action,
-                            const Patience& patience) {
+std::shared_ptr<Work> ParameterServer::call(int member, const Request& request,
+                                            const std::vector<Piece>& pieces) {
+  return driver_->call_box(
+      name_, member,
+      std::make_unique<RemoteVisit>(request, pieces, shape_of(member), driver_->segment_bytes()));
+}
+
+std::vector<int> ParameterServer::all_servers() const {
+  std::vector<int> servers(static_cast<size_t>(servers_));
+  std::iota(servers.begin(), servers.end(), 0);
+  std::ranges::rotate(servers, servers.begin() + group_->rank % servers_);
+  return servers;
+}
+
+// Of the shards those of other hosts are visited meanwhile; of this host's, this rank's first.
+void ParameterServer::visit(const Request& request, const std::vector<Piece>& pieces,
+                            const std::vector<int>& servers, const Patience& patience) {
   if (is_forked()) throw UsageError("a parameter server is used by the process that made it");
-  Visit visit(shards_, shard_count_, std::move(pieces),
-              static_cast<size_t>(group_->rank % servers_), rank_of(group_->rank), window_.get(),
-              action);
+  Calls calls{*driver_, {}};
+  std::vector<Shard> here;
+  for (const int member : servers) {
+    if (const auto shard = shards_.find(member); shard != shards_.end()) {
+      here.push_back(shard->second);
+    } else {
+      calls.works.emplace_back(member, call(member, request, pieces));
+    }
+  }
+  Visit visit(here, pieces, rank_of(group_->rank), window_.get(), action_of(request));
   while (!visit.is_done()) {
     wait_until([&](bool looks_for_dead) { return visit.step(looks_for_dead); },
                [&] {
@@ -119,71 +184,87 @@ void ParameterServer::visit(std::vector<Piece> pieces, const Visit::Action& acti
                         " has held a block of the parameters for " +
                         seconds_text(patience.timeout_ns) + "; was it stopped?";
                },
-               patience);
+               [&] { help(); }, patience);
+  }
+  for (const auto& [member, work] : calls.works) {
+    wait_for_answer(member, work, patience);
   }
 }
 
-void ParameterServer::fill(const std::vector<Piece>& pieces, int member) {
-  const auto [shard_begin, shard_end] = part(member);
-  for (const Piece& piece : pieces) {
-    const size_t begin = std::max(shard_begin, piece.begin);
-    const size_t end = std::min(shard_end, piece.begin + piece.count);
-    if (begin >= end) continue;
-    const size_t item = item_bytes(dtype_);
-    std::memcpy(shards_[static_cast<size_t>(member)].values(begin - shard_begin),
-                piece.data + (begin - piece.begin) * item, (end - begin) * item);
+// A block of this host may be held by a call that this process answers.
+void ParameterServer::help() {
+  if (service_) driver_->help();
+}
+
+void ParameterServer::wait_for_answer(int member, const std::shared_ptr<Work>& work,
+                                      const Patience& patience) {
+  try {
+    driver_->wait(work, patience.timeout_ns, patience.interrupted, false);
+  } catch (const StallError&) {
+    throw StallError("rank " + std::to_string(rank_of(member)) +
+                     ", which has a shard of the parameters, has not answered for " +
+                     seconds_text(patience.timeout_ns) +
+                     "; was it stopped, or another rank while it sent to that one?");
   }
+}
+
+void ParameterServer::fill(const std::vector<Piece>& pieces, int member, const Patience& patience) {
+  visit({.what = Request::What::kFill}, pieces, {member}, patience);
 }
 
 void ParameterServer::push(const std::vector<Piece>& gradient, const Update& how,
                            const Patience& patience) {
-  visit(
-      gradient,
-      [&](const Shard& shard, size_t begin, std::byte* data, size_t count, bool is_last) {
-        shard.update(how, begin, data, count, is_last);
-      },
-      patience);
+  visit({.what = Request::What::kPush, .update = how}, gradient, all_servers(), patience);
 }
 
 void ParameterServer::fetch(const std::vector<Piece>& into, const Patience& patience) {
-  visit(
-      into,
-      [&](const Shard& shard, size_t begin, std::byte* data, size_t count, bool) {
-        std::memcpy(data, shard.values(begin), count * item_bytes(dtype_));
-      },
-      patience);
+  visit({.what = Request::What::kFetch}, into, all_servers(), patience);
 }
 
 void ParameterServer::pull(const std::vector<Piece>& parameters, double share,
                            const Patience& patience) {
-  visit(
-      parameters,
-      [&](const Shard& shard, size_t begin, std::byte* data, size_t count, bool) {
-        pull_together(dtype_, share, shard.values(begin), data, count);
-      },
-      patience);
+  visit({.what = Request::What::kPull, .share = share}, parameters, all_servers(), patience);
 }
 
-void ParameterServer::set_clock(int member, uint64_t steps) const {
-  shards_[0].clock(member).store(steps, std::memory_order_release);
+void ParameterServer::set_clock(uint64_t steps, const Patience& patience) {
+  clocks_->set(group_->rank, steps);
+  if (!service_) return;
+  const Request request{.what = Request::What::kClock, .clock = steps, .number = ++clocks_told_};
+  for (int member = 0; member < group_->size(); ++member) {
+    if (is_remote(member) && !has_ended(member)) told_.emplace_back(member, call(member, request));
+  }
+  forget_told(kMostTold * static_cast<size_t>(group_->size()), patience);
 }
 
-uint64_t ParameterServer::clock(int member) const {
-  return shards_[0].clock(member).load(std::memory_order_acquire);
+void ParameterServer::flush_clock(const Patience& patience) { forget_told(0, patience); }
+
+// Nobody who has ended has to be told.
+void ParameterServer::forget_told(size_t most, const Patience& patience) {
+  while (!told_.empty() && (told_.size() > most || told_.front().second->ended())) {
+    const auto [member, work] = told_.front();
+    told_.pop_front();
+    try {
+      wait_for_answer(member, work, patience);
+    } catch (const Error&) {
+      if (!has_ended(member)) throw;
+    }
+  }
 }
 
 bool ParameterServer::has_ended(int member) const {
-  return member != group_->rank && window_->has_ended(rank_of(member));
+  if (member == group_->rank) return false;
+  return is_remote(member) ? driver_->is_gone(rank_of(member))
+                           : window_->has_ended(rank_of(member));
 }
 
-void ParameterServer::wait_for(uint64_t steps, const Patience& patience) const {
+void ParameterServer::wait_for(uint64_t steps, const Patience& patience) {
   int behind = 0;
   wait_until(
       [&](bool looks_for_dead) {
         for (behind = 0; behind < group_->size(); ++behind) {
           if (clock(behind) >= steps) continue;
           if (!looks_for_dead || !has_ended(behind)) return false;
-          shards_[0].clock(behind).store(kEnded, std::memory_order_release);
+          end_clock(behind);
         }
         return true;
       },
@@ -193,7 +274,7 @@ void ParameterServer::wait_for(uint64_t steps, const Patience& patience) const {
                std::to_string(steps) + " since " + seconds_text(patience.timeout_ns) +
                "; is it stuck, or has it no batch left?";
       },
-      patience);
+      [&] { help(); }, patience);
 }
 
 }  // namespace ringdl

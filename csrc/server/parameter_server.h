@@ -2,48 +2,58 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/driver.h"
 #include "engine/group.h"
 #include "reduce/update.h"
+#include "server/board.h"
+#include "server/pieces.h"
+#include "server/request.h"
 #include "server/shard.h"
-#include "server/visit.h"
+#include "server/shard_service.h"
 
 namespace ringdl {
 
-/// Parameters in shards that the ranks of a host read and change where they are.
+/// Parameters in shards that ranks push to and fetch from, each when it wants to.
 ///
-/// The first `servers` members have a shard each, in memory that all members see. Whoever pushes or
-/// fetches does it in its own thread: nobody serves. Updates of a shard are one after the other, in
-/// the same order in all of its blocks, and a fetch sees a shard between two of them (see Visit).
+/// The first `servers` members have a shard each, in memory that the members of their host see:
+/// these push and fetch in their own threads (see Visit). For others the shard's rank does it when
+/// it is polled, in the background (see ShardService). Updates of a shard are one after the other,
+/// in the same order in all of its blocks, and a fetch sees a shard between two of them.
 ///
 /// Clocks say how many steps of a member are in the parameters. A member whose process has ended
 /// does not count any more: what it had not pushed is lost, and nobody waits for it.
 ///
-/// Where a process ends in the middle of a push, its update is in some blocks, and half in one.
+/// Where a process ends in the middle of a push, its update is in some blocks, and half in one, of
+/// shards of its host.
 ///
 /// Threads: one at a time, and none in a forked child. Collective: the constructor, then connect(),
 /// with a barrier after it.
 class ParameterServer {
  public:
+  /// @param name  the same on all members, and of no other one
   /// @param count  of all parameters, of one dtype
   /// @param servers  at most as many as members
-  /// @throws UsageError  members share no memory, or the dtype is not updated
+  /// @throws UsageError  the dtype is not updated
   /// @throws OutOfMemory
-  ParameterServer(std::shared_ptr<Driver> driver, SharedGroup group, DType dtype, size_t count,
-                  Update::Rule rule, int servers);
+  ParameterServer(std::shared_ptr<Driver> driver, std::string name, SharedGroup group, DType dtype,
+                  size_t count, Update::Rule rule, int servers);
   /// Others may still use this rank's shard.
   ~ParameterServer();
   ParameterServer(const ParameterServer&) = delete;
   ParameterServer& operator=(const ParameterServer&) = delete;
 
-  /// Where this rank's shard is, for the others; -1 if it has none.
+  /// Where this rank's memory is, for the others of its host.
   int64_t place() const { return place_; }
   /// @param places  of all members
+  /// @throws UsageError  members are on several hosts, and no thread answers in the background
   void connect(const std::vector<int64_t>& places);
   /// Which parameters a member's shard holds: begin and end.
   std::pair<size_t, size_t> part(int member) const;
@@ -54,33 +64,47 @@ class ParameterServer {
     std::function<void()> interrupted = [] {};
   };
 
+  /// These throw StallError if a rank holds a block, or does not answer, for too long, and
+  /// RankFailedError if one with a shard on another host has ended. The rest may have happened.
   /// Writes the shard of a member, while nobody else uses it.
   /// @param pieces  all parameters, in their order, in any memory; so in the calls below
-  void fill(const std::vector<Piece>& pieces, int member);
-
-  /// These throw StallError if a rank holds a block for too long.
+  void fill(const std::vector<Piece>& pieces, int member, const Patience& patience);
   void push(const std::vector<Piece>& gradient, const Update& how, const Patience& patience);
   void fetch(const std::vector<Piece>& into, const Patience& patience);
   /// Moves parameters here and there towards one another: see pull_together().
   void pull(const std::vector<Piece>& parameters, double share, const Patience& patience);
 
-  /// This rank has pushed so many steps; kEnded: it pushes no more.
-  void set_clock(uint64_t steps) const { set_clock(group_->rank, steps); }
-  /// The same for another member, which does not do so meanwhile.
-  void set_clock(int member, uint64_t steps) const;
+  /// This rank has pushed so many steps; kEnded: it pushes no more. Other hosts are told soon.
+  void set_clock(uint64_t steps, const Patience& patience);
   static constexpr uint64_t kEnded = ~uint64_t{0};
-  uint64_t clock(int member) const;
+  /// Another member pushes no more, as all members of this host note.
+  void end_clock(int member) { clocks_->set(member, kEnded); }
+  /// Waits until other hosts know this rank's clock.
+  void flush_clock(const Patience& patience);
+  uint64_t clock(int member) const { return clocks_->of(member); }
   /// Waits until all members have pushed so many steps.
-  void wait_for(uint64_t steps, const Patience& patience) const;
+  void wait_for(uint64_t steps, const Patience& patience);
 
  private:
-  void visit(std::vector<Piece> pieces, const Visit::Action& action, const Patience& patience);
+  /// @param servers  whose shards
+  void visit(const Request& request, const std::vector<Piece>& pieces,
+             const std::vector<int>& servers, const Patience& patience);
+  std::shared_ptr<Work> call(int member, const Request& request,
+                             const std::vector<Piece>& pieces = {});
+  void wait_for_answer(int member, const std::shared_ptr<Work>& work, const Patience& patience);
+  void forget_told(size_t most, const Patience& patience);
+  void help();
+  std::vector<int> all_servers() const;
+  Shard::Shape shape_of(int member) const;
   int rank_of(int member) const { return group_->ranks[static_cast<size_t>(member)]; }
+  bool is_remote(int member) const;
   bool has_ended(int member) const;
   bool is_forked() const;
 
   const std::shared_ptr<Driver> driver_;
+  const BoxName name_;
   const SharedGroup group_;
+  const SharedLayout layout_;
   const std::shared_ptr<Window> window_;
   const size_t count_;
   const size_t shard_count_;  // parameters of all shards but the last ones
@@ -89,8 +113,13 @@ class ParameterServer {
   const int servers_;
   const int64_t process_;
   std::shared_ptr<std::byte> memory_;
-  int64_t place_ = -1;
-  std::vector<Shard> shards_;
+  int64_t place_ = 0;
+  std::map<int, Shard> shards_;  // of this host, by member
+  std::vector<Board> boards_;    // the same, of all its members
+  const std::shared_ptr<Clocks> clocks_;
+  std::shared_ptr<ShardService> service_;  // for other hosts; null if there are none
+  std::deque<std::pair<int, std::shared_ptr<Work>>> told_;  // members, of the clock
+  uint64_t clocks_told_ = 0;
 };
 
 }  // namespace ringdl

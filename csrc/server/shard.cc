@@ -9,9 +9,7 @@ size_t Shard::blocks_of(const Shape& shape) {
   return (bytes + kBlockBytes - 1) / kBlockBytes;
 }
 
-size_t Shard::head_bytes(const Shape& shape) {
-  return kLineBytes * (static_cast<size_t>(1 + shape.members) + blocks_of(shape));
-}
+size_t Shard::head_bytes(const Shape& shape) { return kLineBytes * blocks_of(shape); }
 
 size_t Shard::array_bytes(const Shape& shape) {
   const size_t bytes = shape.count * item_bytes(shape.dtype);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,11 +12,10 @@ namespace ringdl {
 /// A part of the parameters in memory that all its users see: a view.
 ///
 /// ```
-/// left | clock of each member | lock and count of each block | parameters | arrays of the rule
+/// lock and count of each block | parameters | arrays of the rule
 /// ```
 ///
-/// Parameters are cut into blocks, each with a lock and the number of its updates. Clocks say how
-/// many steps of a member are in the parameters.
+/// Parameters are cut into blocks, each with a lock and the number of its updates.
 class Shard {
  public:
   /// Elements are cut into blocks of so many bytes. A lock is passed on in about a microsecond, and
@@ -26,8 +24,8 @@ class Shard {
 
   struct Shape {
     DType dtype;
+    size_t begin;  // among all parameters
     size_t count;
-    int members;
     Update::Rule rule;
   };
 
@@ -41,12 +39,9 @@ class Shard {
   /// The number of elements of every block but the last one.
   size_t block_count() const { return kBlockBytes / item_bytes(shape_.dtype); }
 
-  /// Members that will not use it again.
-  std::atomic<uint64_t>& left() const { return counter(0); }
-  std::atomic<uint64_t>& clock(int member) const { return counter(1 + member); }
   BlockLock& lock(size_t block) const { return at_block(block).lock; }
 
-  /// Elements from `begin` on, of one block whose lock is held.
+  /// Elements from `begin` on, counted in the shard, of one block whose lock is held.
   std::byte* values(size_t begin) const { return values_ + begin * item_bytes(shape_.dtype); }
   /// Updates elements of a block whose lock is held.
   /// @param is_last  whether this ends an update of the block
@@ -60,13 +55,8 @@ class Shard {
     uint64_t updates;  // guarded by the lock
   };
 
-  std::atomic<uint64_t>& counter(int number) const {
-    return *reinterpret_cast<std::atomic<uint64_t>*>(memory_ +
-                                                     kLineBytes * static_cast<size_t>(number));
-  }
   Block& at_block(size_t block) const {
-    return *reinterpret_cast<Block*>(
-        memory_ + kLineBytes * (static_cast<size_t>(1 + shape_.members) + block));
+    return *reinterpret_cast<Block*>(memory_ + kLineBytes * block);
   }
   static size_t blocks_of(const Shape& shape);
   static size_t head_bytes(const Shape& shape);

@@ -2,39 +2,32 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <vector>
 
+#include "server/pieces.h"
 #include "server/shard.h"
 #include "transport/window.h"
 
 namespace ringdl {
 
-/// A rank's arrays, one after the other: what is to be pushed, or where parameters are to go.
-struct Piece {
-  size_t begin;  // among all parameters
-  size_t count;
-  std::byte* data;
-};
-
-/// One pass over all blocks of all shards: a state machine, which never waits.
+/// One pass over all blocks of some shards: a state machine, which never waits.
 ///
 /// A shard's blocks are taken in their order, and each lock is given back only when the next one is
 /// held. So passes do not overtake one another, and of two of them one is first in all blocks of a
-/// shard, as if the shard had one lock; while they work in several blocks at once. Ranks begin with
-/// shards of their own, so most meet nobody.
+/// shard, as if the shard had one lock; while they work in several blocks at once.
 class Visit {
  public:
   /// What is done to a part of a block whose lock is held.
+  /// @param begin  in the shard
   /// @param is_last  whether it is the last one of this block
   using Action = std::function<void(const Shard& shard, size_t begin, std::byte* data, size_t count,
                                     bool is_last)>;
 
-  /// @param shards  of all parameters, in their order; all but the last one of `shard_count`
-  /// elements
-  /// @param pieces  of all parameters, in their order
-  /// @param first  the shard to begin with
-  Visit(const std::vector<Shard>& shards, size_t shard_count, std::vector<Piece> pieces,
-        size_t first, int rank, const Window* window, Action action);
+  /// @param shards  in the order in which they are visited; they live as long
+  /// @param pieces  of all their parameters, in their order
+  Visit(std::span<const Shard> shards, std::vector<Piece> pieces, int rank, const Window* window,
+        Action action);
   /// Gives back what is held.
   ~Visit();
   Visit(const Visit&) = delete;
@@ -48,14 +41,11 @@ class Visit {
   int awaited() const { return awaited_; }
 
  private:
-  const Shard& shard() const { return shards_[current()]; }
-  size_t current() const { return (first_ + visited_) % shards_.size(); }
+  const Shard& shard() const { return shards_[visited_]; }
   void skip_empty();
 
-  const std::vector<Shard>& shards_;
-  const size_t shard_count_;
+  const std::span<const Shard> shards_;
   const std::vector<Piece> pieces_;
-  const size_t first_;
   const int rank_;
   const Window* const window_;
   const Action action_;

@@ -17,8 +17,8 @@ class ParameterServer(Policy):
     """Ranks push what they have learnt to shards of the parameters, and fetch these: Downpour SGD.
 
     From Dean and others (2012). Nobody waits for anybody: a slow rank slows none. Updates of a
-    shard are one after the other. The shards lie in memory that the ranks of a host share, and
-    whoever pushes or fetches does that itself.
+    shard are one after the other. Ranks of a shard's host push and fetch in its memory themselves;
+    for others its rank does so in the background.
 
     With a staleness it is stale-synchronous (Ho and others 2013): a rank that has pushed c times
     goes on once all have pushed c - staleness times. What it fetches then holds all of these.
@@ -120,6 +120,7 @@ class ParameterServer(Policy):
         model.communicator.barrier(f"{model.key}.fetched")
         self._pushes = 0
         self._shards.count(0)
+        self._shards.flush()
         model.communicator.barrier(f"{model.key}.counted")
 
     def _push(self, model: Model) -> None:

@@ -26,7 +26,8 @@ class Shards:
         servers: how many ranks have shards in their memory.
 
     Raises:
-        UsageError: on all ranks: they are on several hosts, or a parameter has 16 bits.
+        UsageError: on all ranks: a parameter has 16 bits; or they are on several hosts, and the MPI
+            does not let threads answer in the background.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Shards:
             error: Error | MemoryError | None = None
             place = _FAILED
             try:
+                name = f"parameters {its._count('parameters')} of {dtype.name}"
                 how = (dtype, count, rule, self._count, its._group)
-                server = _engine.ParameterServer(its._engine, *how)
+                server = _engine.ParameterServer(its._engine, name, *how)
                 place = server.place()
             except (Error, MemoryError) as caught:  # the others must be notified
                 error = caught
@@ -76,10 +78,11 @@ class Shards:
         for server, names in self._servers:
             for member in range(self._count):
                 if its.rank == (member if member in here else here[0]):
-                    server.fill(_contiguous(model.parameters, names), member)
-            server.set_clock(0)
+                    server.fill(_contiguous(model.parameters, names), member, its._timeout)
             for absent in {*range(its.size)} - {*here}:
                 server.end_clock(absent)
+        self.count(0)
+        self.flush()
         its.barrier(name)
 
     def push(self, gradients: Mapping[str, Array], rate: float) -> None:
@@ -87,6 +90,7 @@ class Shards:
 
         Raises:
             StallError: a rank that was stopped holds a part of the parameters.
+            RankFailedError: one has ended that had a part, on another host.
         """
         for server, names in self._servers:
             how = Update(self._rule, rate, epsilon=_EPSILON[self._rule])
@@ -109,10 +113,12 @@ class Shards:
     def count(self, clock: int | None) -> None:
         """Tell others how often this rank has pushed; None: it does not push any more."""
         for server, _ in self._servers[:1]:
-            if clock is None:
-                server.end_clock(self._communicator.rank)
-            else:
-                server.set_clock(clock)
+            server.set_clock(clock, self._communicator._timeout)
+
+    def flush(self) -> None:
+        """Wait until others know."""
+        for server, _ in self._servers[:1]:
+            server.flush_clock(self._communicator._timeout)
 
     def wait_for(self, clock: int) -> None:
         """Until all ranks have pushed so often.

@@ -1,7 +1,11 @@
-"""Rank 1 is killed in the middle of training by a parameter server; the others go on without it."""
+"""Rank 1 is killed in the middle of training by a parameter server; the others go on without it.
+
+The argument: how many ranks have shards. One that shares no memory takes its shard with it.
+"""
 
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -17,7 +21,7 @@ def main() -> None:
     assert comm.size == 3
     others = comm.group([0, 2])
     optimizer = ringdl.numpy.DistributedOptimizer(
-        ringdl.numpy.SGD(1.0), policy=ParameterServer(staleness=2)
+        ringdl.numpy.SGD(1.0), policy=ParameterServer(int(sys.argv[1]), staleness=2)
     )
     count = 300_000
     its = [np.zeros(count, np.float32)]

@@ -16,7 +16,7 @@ CSRC = {
     "bucket": {"base"},
     "collective": {"base", "reduce", "transport"},
     "engine": {"base", "reduce", "transport", "bucket", "collective"},
-    "server": {"base", "reduce", "transport", "engine"},
+    "server": {"base", "reduce", "transport", "collective", "engine"},
     "cuda": {"base", "reduce"},
     "binding": {
         *("base", "reduce", "transport", "bucket", "collective", "engine", "server", "cuda"),

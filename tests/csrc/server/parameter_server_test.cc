@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 
+#include "calls.h"
 #include "ranks.h"
 #include "server/visit.h"
 
@@ -22,12 +23,12 @@ constexpr int64_t kTimeout = 60 * kSecond;
 struct Shards {
   std::vector<std::unique_ptr<std::byte[]>> memory;
   std::vector<Shard> shards;
-  size_t shard_count;
 
-  Shards(size_t count, int servers) : shard_count((count + servers - 1) / servers) {
+  Shards(size_t count, int servers) {
+    const size_t shard_count = (count + servers - 1) / servers;
     for (int i = 0; i < servers; ++i) {
       const size_t begin = std::min(count, static_cast<size_t>(i) * shard_count);
-      const Shard::Shape shape{DType::kFloat32, std::min(count, begin + shard_count) - begin, 3,
+      const Shard::Shape shape{DType::kFloat32, begin, std::min(count, begin + shard_count) - begin,
                                Update::Rule::kSgd};
       memory.push_back(std::make_unique<std::byte[]>(Shard::bytes(shape)));
       shards.emplace_back(memory.back().get(), shape);
@@ -55,7 +56,8 @@ void test_passes_cover_everything() {
       std::vector<float> array(count);
       std::iota(array.begin(), array.end(), 0.0f);
       size_t ends = 0;
-      Visit visit(its.shards, its.shard_count, cut(array, random), random() % servers, 0, nullptr,
+      std::ranges::rotate(its.shards, its.shards.begin() + random() % servers);
+      Visit visit(its.shards, cut(array, random), 0, nullptr,
                   [&](const Shard& shard, size_t begin, std::byte* data, size_t n, bool is_last) {
                     std::memcpy(shard.values(begin), data, n * sizeof(float));
                     ends += is_last;
@@ -68,6 +70,7 @@ void test_passes_cover_everything() {
       size_t blocks = 0;
       size_t at = 0;
       bool is_right = true;
+      std::ranges::sort(its.shards, {}, [](const Shard& shard) { return shard.shape().begin; });
       for (const Shard& shard : its.shards) {
         blocks += shard.blocks();
         const auto* const values = reinterpret_cast<const float*>(shard.values(0));
@@ -91,13 +94,12 @@ void test_passes_do_not_overtake() {
     std::vector<float> array(count);
     std::vector<std::vector<int>> orders(10);
     std::vector<std::unique_ptr<Visit>> visits;
+    const std::vector<Shard> backwards{its.shards[1], its.shards[0]};
     for (int rank = 0; rank < 3; ++rank) {
       visits.push_back(std::make_unique<Visit>(
-          its.shards, its.shard_count, cut(array, random), random() % 2, rank, nullptr,
+          random() % 2 == 0 ? its.shards : backwards, cut(array, random), rank, nullptr,
           [&, rank](const Shard& shard, size_t begin, std::byte*, size_t, bool is_last) {
-            if (!is_last) return;
-            const size_t before = &shard == its.shards.data() ? 0 : 5;
-            orders[before + begin / kBlock].push_back(rank);
+            if (is_last) orders[(shard.shape().begin + begin) / kBlock].push_back(rank);
           }));
     }
     while (std::ranges::any_of(visits, [](const auto& each) { return !each->is_done(); })) {
@@ -113,9 +115,9 @@ void test_passes_do_not_overtake() {
   std::vector<float> array(count);
   const auto nothing = [](const Shard&, size_t, std::byte*, size_t, bool) {};
   {
-    Visit visit(its.shards, its.shard_count, cut(array, random), 0, 1, nullptr, nothing);
+    Visit visit(its.shards, cut(array, random), 1, nullptr, nothing);
     visit.step();
-    Visit other(its.shards, its.shard_count, cut(array, random), 0, 2, nullptr, nothing);
+    Visit other(its.shards, cut(array, random), 2, nullptr, nothing);
     CHECK(!other.step());
     CHECK_EQ(other.awaited(), 1);
   }
@@ -134,10 +136,24 @@ class WindowOfDead final : public Window {
   void free_once(std::shared_ptr<std::byte>, const std::atomic<uint64_t>&, uint64_t) override {}
 };
 
+// Says that it brings a gradient, and brings none.
+class HalfAPush final : public Collective {
+ public:
+  bool step(Channel& channel) override {
+    if (!std::exchange(has_asked_, true)) channel.send(1, &request_, sizeof(request_));
+    return false;
+  }
+  std::string describe() const override { return "half a push"; }
+
+ private:
+  const Request request_{.what = Request::What::kPush};
+  bool has_asked_ = false;
+};
+
 // What others see of a shard that holds all parameters, of two members.
 Shard shard_of(const std::shared_ptr<Driver>& driver, int64_t place, size_t count) {
-  return {driver->window()->at(0, static_cast<uint64_t>(place)),
-          {DType::kFloat32, count, 2, Update::Rule::kSgd}};
+  return {driver->window()->at(0, static_cast<uint64_t>(place)) + Board::kBytes,
+          {DType::kFloat32, 0, count, Update::Rule::kSgd}};
 }
 
 void test_locks_of_the_dead() {
@@ -155,7 +171,7 @@ void test_locks_of_the_dead() {
   std::vector<float> array(kBlock);
   std::mt19937_64 random(3);
   CHECK(its.shards[0].lock(0).try_take(1, nullptr));
-  Visit visit(its.shards, its.shard_count, cut(array, random), 0, 2, &window,
+  Visit visit(its.shards, cut(array, random), 2, &window,
               [](const Shard&, size_t, std::byte*, size_t, bool) {});
   CHECK(!visit.step());
   CHECK_EQ(visit.awaited(), 1);
@@ -203,69 +219,165 @@ void test_rules(DType dtype, double tolerance) {
 }
 
 std::unique_ptr<ParameterServer> make(const std::shared_ptr<Driver>& driver, size_t count,
-                                      int servers, const std::vector<Piece>& pieces) {
+                                      int servers, const std::vector<Piece>& pieces,
+                                      Update::Rule rule = Update::Rule::kSgd) {
   auto server = std::make_unique<ParameterServer>(
-      driver, driver->group_of_all_ranks(), DType::kFloat32, count, Update::Rule::kSgd, servers);
+      driver, "parameters", driver->group_of_all_ranks(), DType::kFloat32, count, rule, servers);
   std::vector<int64_t> places;
   for (const auto& its : check::exchange(*driver, {server->place()})) places.push_back(its[0]);
   server->connect(places);
-  server->fill(pieces, driver->rank());
+  if (driver->rank() < servers) server->fill(pieces, driver->rank(), {kTimeout});
   check::exchange(*driver, {0});
   return server;
 }
 
+std::vector<Piece> whole(std::vector<float>& array) {
+  return {{0, array.size(), reinterpret_cast<std::byte*>(array.data())}};
+}
+
+// Ranks of so many hosts, and the shards.
+void run_on(const std::vector<int>& hosts, const check::DriverBody& body) {
+  const auto windows = check::connected_windows(hosts, 64 << 20);
+  check::run_drivers(static_cast<int>(hosts.size()), {.segment_bytes = 64 << 10}, {},
+                     [&](const std::shared_ptr<Driver>& driver) {
+                       driver->set_window(windows[static_cast<size_t>(driver->rank())], hosts);
+                       body(driver);
+                     });
+}
+
 // Ranks push and fetch at once: no update is lost, and a fetch sees whole ones.
 void test_ranks_at_once() {
-  for (const int servers : {1, 3}) {
-    const size_t count = 3 * kBlock + 1000;
-    const auto windows = check::connected_windows(3, 64 << 20);
-    check::run_drivers(3, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
-      driver->set_window(windows[static_cast<size_t>(driver->rank())], {0, 0, 0});
-      std::vector<float> values(count, 1.0f);
-      std::vector<float> ones(count, -1.0f);
-      const std::vector<Piece> all{{0, count, reinterpret_cast<std::byte*>(values.data())}};
-      const std::vector<Piece> gradient{
-          {0, 100, reinterpret_cast<std::byte*>(ones.data())},
-          {100, count - 100, reinterpret_cast<std::byte*>(ones.data() + 100)}};
-      const auto server = make(driver, count, servers, all);
-      const ParameterServer::Patience patience{kTimeout};
-      constexpr int kPushes = 30;
-      for (int i = 1; i <= kPushes; ++i) {
-        server->push(gradient, {Update::Rule::kSgd, 1.0}, patience);
-        server->set_clock(static_cast<uint64_t>(i));
-        server->wait_for(static_cast<uint64_t>(std::max(i - 2, 0)), patience);
-        server->fetch(all, patience);
-        const auto [begin, end] = server->part(driver->rank());
-        bool is_whole = true;
-        for (size_t at = begin; at < end; ++at) is_whole &= values[at] == values[begin];
-        CHECK(is_whole);
-        CHECK(values[0] >= static_cast<float>(1 + i + 2 * std::max(i - 2, 0)));
-      }
-      check::exchange(*driver, {0});
-      server->fetch(all, patience);
-      CHECK(std::ranges::all_of(values, [](float value) { return value == 1 + 3 * kPushes; }));
-      check::exchange(*driver, {0});
-    });
+  const std::vector<std::vector<int>> layouts{{0, 0, 0}, {0, 0, 1}, {0, 1, 2}, {0, 1, 0, 1}};
+  for (const auto& hosts : layouts) {
+    for (const int servers : {1, 3}) {
+      const size_t count = 3 * kBlock + 1000;
+      const auto ranks = static_cast<float>(hosts.size());
+      run_on(hosts, [&](const std::shared_ptr<Driver>& driver) {
+        std::vector<float> values(count, 1.0f);
+        std::vector<float> ones(count, -1.0f);
+        const std::vector<Piece> gradient{
+            {0, 100, reinterpret_cast<std::byte*>(ones.data())},
+            {100, count - 100, reinterpret_cast<std::byte*>(ones.data() + 100)}};
+        const auto server = make(driver, count, servers, whole(values));
+        const ParameterServer::Patience patience{kTimeout};
+        constexpr int kPushes = 20;
+        for (int i = 1; i <= kPushes; ++i) {
+          server->push(gradient, {Update::Rule::kSgd, 1.0}, patience);
+          server->set_clock(static_cast<uint64_t>(i), patience);
+          server->wait_for(static_cast<uint64_t>(std::max(i - 2, 0)), patience);
+          server->fetch(whole(values), patience);
+          for (int member = 0; member < servers; ++member) {
+            const auto [begin, end] = server->part(member);
+            bool is_whole = true;
+            for (size_t at = begin; at < end; ++at) is_whole &= values[at] == values[begin];
+            CHECK(is_whole);
+            const auto least = static_cast<float>(1 + i);
+            const auto others = (ranks - 1) * static_cast<float>(std::max(i - 2, 0));
+            CHECK(values[begin] >= least + others);
+          }
+        }
+        check::exchange(*driver, {0});
+        server->fetch(whole(values), patience);
+        CHECK(std::ranges::all_of(values, [&](float x) { return x == 1 + ranks * kPushes; }));
+        check::exchange(*driver, {0});
+      });
+    }
+  }
+}
+
+// One after the other, the center moves with each; pieces of odd sizes, of shards elsewhere.
+void test_pulls() {
+  std::mt19937_64 random(4);
+  const size_t count = 2 * kBlock + 77;
+  for (const auto& hosts : {std::vector<int>{0, 0}, {0, 1}}) {
+    for (const int servers : {1, 2}) {
+      run_on(hosts, [&](const std::shared_ptr<Driver>& driver) {
+        std::vector<float> values(count, 8.0f);
+        const auto server = make(driver, count, servers, whole(values));
+        float center = 8;
+        std::array<float, 2> own{8, 8};
+        std::mt19937_64 same(5);
+        for (int turn = 0; turn < 6; ++turn) {
+          const int rank = turn % 2;
+          own[rank] += static_cast<float>(4 << turn);
+          const float moved = (own[rank] - center) / 4;
+          own[rank] -= moved;
+          center += moved;
+          if (driver->rank() == rank) {
+            for (float& value : values) value += static_cast<float>(4 << turn);
+            server->pull(cut(values, same), 0.25, {kTimeout});
+            CHECK(std::ranges::all_of(values, [&](float value) { return value == own[rank]; }));
+          }
+          check::exchange(*driver, {0});
+        }
+        server->fetch(cut(values, same), {kTimeout});
+        CHECK(std::ranges::all_of(values, [&](float value) { return value == center; }));
+        check::exchange(*driver, {0});
+      });
+    }
   }
 }
 
 // Who is awaited for too long is named.
 void test_patience() {
-  const auto windows = check::connected_windows(2, 64 << 20);
-  check::run_drivers(2, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
-    driver->set_window(windows[static_cast<size_t>(driver->rank())], {0, 0});
-    std::vector<float> values(10);
-    const std::vector<Piece> all{{0, 10, reinterpret_cast<std::byte*>(values.data())}};
-    const auto server = make(driver, 10, 1, all);
-    if (driver->rank() == 1) {
-      int asked = 0;
-      const ParameterServer::Patience patience{350 * kMillisecond, [&] { ++asked; }};
-      CHECK_THROWS(server->wait_for(3, patience), StallError, "rank 0 has pushed 0 steps");
-      CHECK(asked >= 2);
+  for (const auto& hosts : {std::vector<int>{0, 0}, {0, 1}}) {
+    run_on(hosts, [&](const std::shared_ptr<Driver>& driver) {
+      std::vector<float> values(10);
+      const auto server = make(driver, 10, 1, whole(values));
+      if (driver->rank() == 1) {
+        int asked = 0;
+        const ParameterServer::Patience patience{350 * kMillisecond, [&] { ++asked; }};
+        CHECK_THROWS(server->wait_for(3, patience), StallError, "rank 0 has pushed 0 steps");
+        CHECK(asked >= 2);
+      }
+      check::exchange(*driver, {0});
+      server->set_clock(ParameterServer::kEnded, {kTimeout});
+      server->wait_for(1'000'000, {kTimeout});
+      check::exchange(*driver, {0});
+    });
+  }
+}
+
+// While a call has the stage and brings nothing, others wait; they are told who is slow.
+void test_a_caller_that_stops() {
+  const std::vector<int> hosts{0, 1, 2};
+  run_on(hosts, [&](const std::shared_ptr<Driver>& driver) {
+    std::vector<float> values(kBlock, 1.0f);
+    const auto server = make(driver, values.size(), 1, whole(values));
+    check::exchange(*driver, {0});
+    const BoxName box{"parameters", driver->group_of_all_ranks()};
+    std::shared_ptr<Work> half;
+    if (driver->rank() == 1) half = driver->call_box(box, 0, std::make_unique<HalfAPush>());
+    check::exchange(*driver, {0});
+    if (driver->rank() == 2) {
+      CHECK_THROWS(server->fetch(whole(values), {300 * kMillisecond}), StallError,
+                   "rank 0, which has a shard of the parameters, has not answered for 0.3 s");
     }
     check::exchange(*driver, {0});
-    server->set_clock(ParameterServer::kEnded);
-    server->wait_for(1'000'000, {kTimeout});
+    if (half) driver->give_up(half, "the test says so");
+    server->fetch(whole(values), {kTimeout});
+    CHECK(std::ranges::all_of(values, [](float value) { return value == 1; }));
+    check::exchange(*driver, {0});
+  });
+}
+
+// Memory and the box go once all have left, whoever leaves first.
+void test_leaving() {
+  run_on({0, 1, 0}, [&](const std::shared_ptr<Driver>& driver) {
+    std::vector<float> values(kBlock, 1.0f);
+    auto server = make(driver, values.size(), 1, whole(values));
+    check::exchange(*driver, {0});
+    if (driver->rank() == 0) server.reset();
+    check::exchange(*driver, {0});
+    if (server) server->fetch(whole(values), {kTimeout});
+    check::exchange(*driver, {0});
+    server.reset();
+    check::exchange(*driver, {0});
+    check::until([&] {
+      driver->help();
+      return !driver->answers_boxes();
+    });
+    CHECK(!driver->answers_boxes());
     check::exchange(*driver, {0});
   });
 }
@@ -316,9 +428,9 @@ void test_memory_of_a_shard() {
       std::ranges::fill(values, 0.0f);
       server->fetch(all, {kTimeout});
       CHECK(std::ranges::all_of(values, [](float value) { return value == 3.0f; }));
-      CHECK_EQ(shard_of(driver, place, count).left().load(), 1u);
+      CHECK_EQ(Board(windows[1]->at(0, static_cast<uint64_t>(place))).left().load(), 1u);
       server.reset();
-      CHECK_EQ(shard_of(driver, place, count).left().load(), 2u);
+      CHECK_EQ(Board(windows[1]->at(0, static_cast<uint64_t>(place))).left().load(), 2u);
     }
     check::exchange(*driver, {0});
   });
@@ -327,10 +439,8 @@ void test_memory_of_a_shard() {
 void test_wrong_use() {
   check::run_drivers(2, {}, {}, [&](const std::shared_ptr<Driver>& driver) {
     const SharedGroup& all = driver->group_of_all_ranks();
-    CHECK_THROWS(ParameterServer(driver, all, DType::kInt32, 1, Update::Rule::kSgd, 1), UsageError,
-                 "holds float32 or float64, not int32");
-    CHECK_THROWS(ParameterServer(driver, all, DType::kFloat32, 1, Update::Rule::kSgd, 1),
-                 UsageError, "on several hosts, or share none");
+    CHECK_THROWS(ParameterServer(driver, "its", all, DType::kInt32, 1, Update::Rule::kSgd, 1),
+                 UsageError, "holds float32 or float64, not int32");
   });
 }
 
@@ -343,7 +453,10 @@ int main() {
   test_rules<float>(DType::kFloat32, 1e-4);
   test_rules<double>(DType::kFloat64, 1e-12);
   test_ranks_at_once();
+  test_pulls();
   test_patience();
+  test_a_caller_that_stops();
+  test_leaving();
   test_a_block_that_is_held();
   test_memory_of_a_shard();
   test_wrong_use();
