@@ -15,6 +15,7 @@ from ringdl._joining import leaves
 from ringdl._training import replicas
 from ringdl._training.gradients import agreeing
 from ringdl._training.in_numpy import ArrayReplica
+from ringdl.policies._mean import Mean, average
 from ringdl.policies._policy import Array, Policy
 from ringdl.policies._policy import Model as ModelOfPolicies
 
@@ -113,6 +114,8 @@ class Following:
         model: what they exchange.
         how_to_mend: what to do if parameters differ at the first step.
         check_replicas: whether they are compared.
+        averages: whether to average gradients where the policy wants them so, as the adapter has no
+            averages.
 
     Raises:
         UsageError: parameters cannot be read; the other ranks get a MismatchError.
@@ -125,8 +128,11 @@ class Following:
         model: Model,
         how_to_mend: str,
         check_replicas: bool = True,
+        averages: bool = False,
     ) -> None:
         self._policy, self._model = policy, model
+        self._averages = averages
+        self._mean: Mean | None = None
         self._how_to_mend, self._checks_replicas = how_to_mend, check_replicas
         with agreeing(model.communicator), model.lent():
             if type(policy).__repr__ is object.__repr__:
@@ -176,6 +182,8 @@ class Following:
     def before_step(self) -> None:
         """The gradients are there, averaged where the policy wants them so."""
         self._begin()
+        if self._averages and self._policy.averages_gradients(self._model.step):
+            self._call(self._average)
         self._call(self._policy.before_step)
 
     def after_step(self) -> None:
@@ -196,6 +204,12 @@ class Following:
             self._begin()
         self._call(self._policy.synchronize)
 
+    def _average(self, model: ModelOfPolicies) -> None:
+        its = {name: each for name, each in model.gradients.items() if each is not None}
+        if self._mean is None:
+            self._mean = Mean(its, model)
+        average(self._mean, its, model.step)
+
     def _call(self, method: Callable[[ModelOfPolicies], None]) -> None:
         if self._model.communicator.size > 1:
             with self._model.lent():
@@ -210,7 +224,7 @@ class Following:
 
     def _attach(self) -> None:
         its = self._model.communicator
-        self._epoch = its.epoch
+        self._epoch, self._mean = its.epoch, None
         self._model.key = f"ringdl.policy.{its._count('policies') - 1}"
         self._call(self._policy.attach)
 

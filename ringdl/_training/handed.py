@@ -51,7 +51,7 @@ class Handed:
 
     def _driven(self) -> Following:
         if self._following is None:
-            self._following = Following(self.policy, self._model, self._how_to_mend)
+            self._following = Following(self.policy, self._model, self._how_to_mend, averages=True)
         return self._following
 
 

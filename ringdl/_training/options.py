@@ -44,7 +44,9 @@ def check_passes(passes: int) -> None:
         raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes}")
 
 
-def check_policy(policy: Any, op: Any, wire: str | None, predivisor: float = 1.0) -> Policy | None:
+def check_policy(
+    policy: Any, op: Any, wire: str | None, predivisor: float = 1.0, handed: bool = False
+) -> Policy | None:
     """Refuse what does not go with a policy.
 
     Args:
@@ -52,6 +54,7 @@ def check_policy(policy: Any, op: Any, wire: str | None, predivisor: float = 1.0
         op: how gradients are reduced.
         wire: what they travel as, if not as they are.
         predivisor: ``gradient_predivide_factor``.
+        handed: whether averages that the policy wants are made in a way of their own.
 
     Returns:
         The policy; None for `AllReduce`.
@@ -65,6 +68,11 @@ def check_policy(policy: Any, op: Any, wire: str | None, predivisor: float = 1.0
         raise ringdl.UsageError(f"policy is {policy!r}; pass one of ringdl.policies")
     if op != ringdl.Average:
         raise ringdl.UsageError(f"op={op} is for AllReduce(); {policy!r} averages by itself")
+    if handed and policy.averages_gradients(0) and (wire is not None or predivisor != 1.0):
+        raise ringdl.UsageError(
+            f"{policy!r} averages gradients as they are here; leave out how they travel and are "
+            "divided"
+        )
     if not policy.averages_gradients(0):
         if wire is not None:
             raise ringdl.UsageError(

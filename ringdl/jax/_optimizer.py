@@ -44,7 +44,7 @@ def DistributedOptimizer(  # noqa: N802
         raise ringdl.UsageError(
             f"ringdl.jax.DistributedOptimizer takes an optimizer of optax, not {optimizer!r}"
         )
-    chosen = check_policy(policy, op, wire_of(compression))
+    chosen = check_policy(policy, op, wire_of(compression), handed=True)
     if chosen is None:
         return optax.chain(
             average_gradients(op, bucket_bytes, communicator, compression), optimizer

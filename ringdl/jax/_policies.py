@@ -41,16 +41,9 @@ def follow(optimizer: Any, policy: Policy, ranks: Ranks) -> Optimizer:
         optimizer: a GradientTransformation.
         policy: when ranks exchange what.
         ranks: those.
-
-    Raises:
-        UsageError: the policy averages gradients in some steps.
     """
     follower = Follower(policy, ranks)
     inner = optax.with_extra_args_support(optimizer)
-    if policy.averages_gradients(0):
-        raise ringdl.UsageError(
-            f"{policy!r} averages gradients at first, which ringdl.jax does always or never"
-        )
 
     def init(params: Any) -> State:
         return State(inner.init(params))

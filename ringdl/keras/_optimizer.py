@@ -94,7 +94,9 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not (is_scaled or is_legacy) and keras.config.dtype_policy().name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    chosen = check_policy(policy, reduction, wire_of(compression), gradient_predivide_factor)
+    chosen = check_policy(
+        policy, reduction, wire_of(compression), gradient_predivide_factor, handed=True
+    )
     if chosen is not None:
         _refuse_with(chosen, optimizer, is_legacy)
     options = Options(

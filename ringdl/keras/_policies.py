@@ -23,16 +23,9 @@ class Followed:
     Args:
         policy: when ranks exchange what.
         communicator: the ranks.
-
-    Raises:
-        UsageError: the policy averages gradients in some steps.
     """
 
     def __init__(self, policy: Policy, communicator: ringdl.Communicator) -> None:
-        if policy.averages_gradients(0):
-            raise ringdl.UsageError(
-                f"{policy!r} averages gradients at first, which ringdl.keras does always or never"
-            )
         self._communicator = communicator
         self._carry_out = _CARRIERS[keras.backend.backend()](policy, communicator)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from ringdl._errors import UsageError
-from ringdl.policies._mean import Mean
+from ringdl.policies._mean import Mean, average
 from ringdl.policies._policy import Array, Model, Policy
 
 StateRule: TypeAlias = Literal["average", "keep", "reset"]
@@ -174,13 +174,6 @@ def check_count(name: str, count: object, at_least: int = 1, what: str = "steps"
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < at_least:
         raise UsageError(f"{name} is {count!r}; pass a number of {what}, at least {at_least}")
-
-
-def average(mean: Mean, arrays: Mapping[str, Array], number: int) -> None:
-    """Write the mean into the arrays. Collective: see `Mean.begin`."""
-    mean.begin(arrays, number)
-    for name, each in mean.end().items():
-        arrays[name][...] = each
 
 
 class _State:

@@ -66,3 +66,10 @@ class Mean:
             for view in self._views.values():
                 view /= active
         return self._views
+
+
+def average(mean: Mean, arrays: Mapping[str, Array], number: int) -> None:
+    """Write the mean into the arrays. Collective: see `Mean.begin`."""
+    mean.begin(arrays, number)
+    for name, each in mean.end().items():
+        arrays[name][...] = each

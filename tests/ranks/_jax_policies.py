@@ -59,11 +59,7 @@ def train(comm: Communicator, policy: Any, make: Any, *, is_compiled: bool = Tru
 
 def equal_policies(size: int) -> list[Any]:
     """Those that optax's optimizers can follow."""
-    return [
-        each
-        for each in all_policies(size)
-        if "reset" not in repr(each) and not isinstance(each, PostLocalSGD)
-    ]
+    return [each for each in all_policies(size) if "reset" not in repr(each)]
 
 
 def check_policies_are_those_of_numpy(comm: Communicator) -> None:
@@ -155,7 +151,7 @@ def check_wrong_use(comm: Communicator) -> None:
         ("gossip", {}, "pass one of ringdl.policies"),
         (Gossip(), {"op": ringdl.Sum}, "is for AllReduce()"),
         (DiLoCo(2), {"compression": "bfloat16"}, "none travel"),
-        (PostLocalSGD(2, 2), {}, "which ringdl.jax does always or never"),
+        (PostLocalSGD(2, 2), {"compression": "bfloat16"}, "as they are here"),
     ):
         with expect(ringdl.UsageError, text):
             step(policy, **options)
