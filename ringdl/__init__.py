@@ -63,6 +63,7 @@ from ringdl._default import (
     stats,
 )
 from ringdl._errors import Error, MismatchError, RankFailedError, StallError, UsageError
+from ringdl._grid import Grid
 from ringdl._metrics import average_metrics
 from ringdl._startup import (
     get_communicator,
@@ -98,6 +99,7 @@ __all__ = [
     "CustomOp",
     "DistributedOptimizer",
     "Error",
+    "Grid",
     "GroupedWork",
     "Max",
     "Min",

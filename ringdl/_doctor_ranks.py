@@ -13,19 +13,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import astuple
 
-from ringdl import _cuda_mpi, _doctor, _mpi, _nccl, _tuning
+from ringdl import _cuda_mpi, _doctor, _grid, _mpi, _nccl, _tuning
 from ringdl._doctor import Check
+from ringdl._errors import UsageError
 from ringdl._launch import Launcher, StoreJob
 
 _SECONDS = 60
 _ANSWER = "ringdl: "
 
 
-def examine(launcher: Launcher | StoreJob) -> list[Check] | None:
+def examine(launcher: Launcher | StoreJob, grid: Sequence[int] | None = None) -> list[Check] | None:
     """Check everything on all ranks.
 
     Args:
         launcher: of several ranks.
+        grid: the axes of one that ranks are to be placed in.
 
     Returns:
         What was found; None on all ranks but the first, which reports.
@@ -33,7 +35,7 @@ def examine(launcher: Launcher | StoreJob) -> list[Check] | None:
     own = [check for check in _doctor.examine() if check.name != "tuning"]
     try:
         child = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, *map(str, grid or [])],
             input=json.dumps([astuple(check) for check in own]),
             capture_output=True,
             text=True,
@@ -61,7 +63,7 @@ def _sentence(child: subprocess.CompletedProcess[str]) -> str:
     return [f"exit code {child.returncode}", *lines[-1:], *errors][-1]
 
 
-def gather(own: Sequence[Check]) -> list[Check]:
+def gather(own: Sequence[Check], grid: Sequence[int]) -> list[Check]:
     """The findings of all ranks. Collective."""
     import ringdl
 
@@ -84,7 +86,26 @@ def gather(own: Sequence[Check]) -> list[Check]:
         nccl = f"NCCL {version} can reduce there" if version else f"no NCCL: {why_not}"
         ways = f"{_cuda_mpi.tried(communicator)}; {nccl}"
         checks.append(check_devices(devices, communicator._hosts(), ways))
+    if grid:
+        checks.append(check_grid(hosts, *grid))
     return checks
+
+
+def check_grid(hosts: Sequence[int], data: int, pipeline: int, model: int) -> Check:
+    """Which ranks are where in a grid.
+
+    Args:
+        hosts: the number of each rank's host.
+        data: the grid's axes; so are the others.
+        pipeline: see `ringdl.Grid`.
+        model: see `ringdl.Grid`.
+    """
+    try:
+        shape = _grid.shape_for(len(hosts), data, pipeline, model)
+    except UsageError as error:
+        return Check("grid", "wrong", str(error))
+    first, *stages = _grid.describe(hosts, shape).splitlines()
+    return Check("grid", "ok", "; ".join([first, *stages]))
 
 
 def check_devices(devices: Sequence[int | None], hosts: Sequence[int], ways: str) -> Check:
@@ -130,7 +151,8 @@ def check_ranks(hosts: Sequence[int], memory_hosts: Sequence[int], *, has_thread
 
 
 if __name__ == "__main__":
-    checks = gather([Check(*words) for words in json.load(sys.stdin)])
+    grid = [int(axis) for axis in sys.argv[1:]]
+    checks = gather([Check(*words) for words in json.load(sys.stdin)], grid)
     import ringdl
 
     if ringdl.rank() == 0:

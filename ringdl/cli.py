@@ -172,19 +172,35 @@ def _ranks_of_job(cores: _cores.Cores) -> int:
     return int(tasks)
 
 
+def _grid_axes(text: str) -> list[int]:
+    axes = text.split("x")
+    if len(axes) != 3 or not all(axis.isdigit() for axis in axes):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form DATAxPIPELINExMODEL")
+    return [int(axis) for axis in axes]
+
+
 def _doctor_command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ringdl doctor", description="Say what was found and what it means."
     )
     parser.add_argument("--quick", action="store_true", help="do not start two ranks as a trial")
+    parser.add_argument(
+        "--grid",
+        type=_grid_axes,
+        metavar="DATAxPIPELINExMODEL",
+        help="under mpirun: where ranks are in such a grid (ringdl.Grid), as in 4x1x2",
+    )
     chosen = parser.parse_args(arguments)
     launcher = _launch.detect_store_job(os.environ) or _launch.detect(os.environ)
     if launcher is None or launcher.size == 1:
         checks = _doctor.examine(trial=not chosen.quick)
+        if chosen.grid:
+            text = "start the doctor under mpirun, on as many ranks as the grid has"
+            checks.append(_doctor.Check("grid", "note", text))
     else:
         from ringdl import _doctor_ranks
 
-        of_all = _doctor_ranks.examine(launcher)
+        of_all = _doctor_ranks.examine(launcher, chosen.grid)
         if of_all is None:
             return 0
         checks = of_all

@@ -1,0 +1,120 @@
+"""Parameters of which each rank has a part, and the state of the network that they are parts of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+import ringdl
+from ringdl import Communicator
+from ringdl.torch.parallel._exchanges import span, whole
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut over the ranks of an axis.
+
+    Args:
+        communicator: the ranks.
+        dim: along which dimension.
+        size: the whole's length there.
+        sections: how many equal parts of the dimension are each cut by themselves, as a query's, a
+            key's and a value's weights are that lie in one.
+    """
+
+    communicator: Communicator
+    dim: int
+    size: int
+    sections: int = 1
+
+    def own(self, whole_tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part, a copy."""
+        begin, count = span(self.size // self.sections, self.communicator)
+        each = whole_tensor.chunk(self.sections, self.dim)
+        return torch.cat([one.narrow(self.dim, begin, count) for one in each], self.dim)
+
+    def whole(self, own: torch.Tensor) -> torch.Tensor:
+        """The whole, from all ranks' parts. Collective."""
+        count = own.shape[self.dim] // self.sections
+        each = [own.narrow(self.dim, i * count, count) for i in range(self.sections)]
+        return torch.cat([whole(one, self.communicator, self.dim) for one in each], self.dim)
+
+
+def cut_parameter(parameter: torch.Tensor, cut: Cut) -> torch.nn.Parameter:
+    """This rank's part of a parameter, which remembers of what it is one."""
+    if cut.communicator.size == 1:
+        assert isinstance(parameter, torch.nn.Parameter)
+        return parameter
+    own = torch.nn.Parameter(cut.own(parameter.detach()), parameter.requires_grad)
+    own._ringdl_cut = cut  # type: ignore[attr-defined]
+    return own
+
+
+def cut_of(parameter: torch.Tensor) -> Cut | None:
+    """How a parameter is cut; None if this rank has all of it."""
+    return getattr(parameter, "_ringdl_cut", None)
+
+
+def state_dict(
+    module: torch.nn.Module, pipeline: Communicator | None = None
+) -> dict[str, torch.Tensor]:
+    """The state of the network as it is uncut, on all ranks. Collective.
+
+    It is what ``state_dict()`` of the same network in one process gives, so it can be loaded there,
+    or on any other grid.
+
+    Args:
+        module: this rank's part of the network.
+        pipeline: the ranks that have the other stages, if it has some.
+
+    Raises:
+        MismatchError: ranks have cut the network in different ways; on all of them.
+    """
+    cuts = {name: cut_of(each) for name, each in module.named_parameters(remove_duplicate=False)}
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in module.state_dict().items():
+        cut = cuts.get(name)
+        state[name] = tensor.detach().clone() if cut is None else cut.whole(tensor)
+    if pipeline is None or pipeline.size == 1:
+        return state
+    told = pipeline.allgather_object(
+        {name: (tuple(each.shape), each.dtype) for name, each in state.items()}
+    )
+    complete: dict[str, torch.Tensor] = {}
+    for rank, its in enumerate(told):
+        for name, (shape, dtype) in its.items():
+            tensor = state[name] if rank == pipeline.rank else torch.empty(shape, dtype=dtype)
+            complete.setdefault(name, pipeline.broadcast_(tensor, rank))
+    return complete
+
+
+def load_state_dict(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Load the state of the uncut network: of each parameter this rank's part.
+
+    Args:
+        module: this rank's part of the network.
+        state: of all of it, as `state_dict` gives it; tensors may be memory-mapped.
+
+    Raises:
+        UsageError: something is missing, or has another shape.
+    """
+    cuts = {name: cut_of(each) for name, each in module.named_parameters(remove_duplicate=False)}
+    own: dict[str, torch.Tensor] = {}
+    for name, tensor in module.state_dict().items():
+        if name not in state:
+            raise ringdl.UsageError(f"the state that is loaded has no {name!r}")
+        cut, given = cuts.get(name), state[name]
+        if cut is not None and (cut.dim >= given.ndim or given.shape[cut.dim] != cut.size):
+            raise ringdl.UsageError(
+                f"{name!r} has the shape {tuple(given.shape)} in the state that is loaded, and not "
+                f"{cut.size} along dimension {cut.dim}"
+            )
+        own[name] = given if cut is None else cut.own(given)
+        if own[name].shape != tensor.shape:
+            raise ringdl.UsageError(
+                f"{name!r} has the shape {tuple(given.shape)} in the state that is loaded; this "
+                f"rank's part of it is {tuple(own[name].shape)}, and not {tuple(tensor.shape)}"
+            )
+    module.load_state_dict(own)

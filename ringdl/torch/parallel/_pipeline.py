@@ -1,0 +1,339 @@
+"""A network whose layers are cut into stages, one after the other, on ranks one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import ringdl
+from ringdl import Communicator
+from ringdl.torch.parallel._schedule import Task, one_forward_one_backward
+
+Layer = torch.nn.Module | Callable[[], torch.nn.Module]
+Loss = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+class Pipeline(torch.nn.Module):
+    """This rank's stages of a network, and how a batch passes all ranks' stages.
+
+    A batch is cut into microbatches, whose passes follow one another: one forward, one backward
+    (Narayanan and others 2021). A rank keeps what at most as many microbatches need as there are
+    stages from it on.
+
+    ```
+    rank 0   F0 F1 .. B0 F2 B1 F3 B2 .. B3         F0: microbatch 0 forward
+    rank 1   .. F0 B0 F1 B1 F2 B2 F3 B3 ..
+    ```
+
+    Names in ``state_dict()`` are those of ``torch.nn.Sequential(*layers)``. To average gradients
+    along the data axis, wrap the optimizer with ``backward_passes_per_step=pipeline.passes`` and
+    ``process_set=grid.data``.
+
+    Args:
+        layers: of the whole network, in their order. Functions make theirs where they are needed
+            alone: so no rank has all of them in its memory.
+        loss: of outputs and targets, a mean over a microbatch.
+        communicator: the ranks, as ``grid.pipeline``.
+        microbatches: how many a batch is cut into.
+        chunks: with several, each rank has as many stages, and passes are interleaved.
+        cuts: which layer each stage but the first begins with; by default stages have equally many
+            layers.
+
+    Raises:
+        UsageError: fewer layers than stages, or another argument is wrong.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        loss: Loss,
+        communicator: Communicator,
+        *,
+        microbatches: int,
+        chunks: int = 1,
+        cuts: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        stages = communicator.size * chunks
+        bounds = _bounds(len(layers), stages, cuts)
+        if microbatches < 1 or chunks < 1:
+            raise ringdl.UsageError("microbatches and chunks are at least 1")
+        if chunks > 1 and microbatches % communicator.size != 0:
+            raise ringdl.UsageError(
+                f"{microbatches} microbatches are not a multiple of {communicator.size} ranks, as "
+                "several chunks need"
+            )
+        self.loss, self.communicator = loss, communicator
+        self.microbatches, self.chunks = microbatches, chunks
+        self.busy_seconds = 0.0
+        """How long this rank has computed in `step`, since it was made."""
+        self._tasks = one_forward_one_backward(
+            communicator.rank, communicator.size, microbatches, chunks
+        )
+        self._shapes: dict[Batch, Shapes] = {}
+        self._parts: list[list[str]] = []
+        for chunk in range(chunks):
+            stage = chunk * communicator.size + communicator.rank
+            names = [str(number) for number in range(bounds[stage], bounds[stage + 1])]
+            for name in names:
+                layer = layers[int(name)]
+                self.add_module(name, layer if isinstance(layer, torch.nn.Module) else layer())
+            self._parts.append(names)
+
+    @property
+    def passes(self) -> int:
+        """How many backward passes a step makes."""
+        return self.microbatches * self.chunks
+
+    @property
+    def is_first(self) -> bool:
+        """Whether inputs are needed here."""
+        return self.communicator.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether targets are needed here."""
+        return self.communicator.rank == self.communicator.size - 1
+
+    def step(self, inputs: torch.Tensor | None, targets: Any = None) -> torch.Tensor:
+        """A forward and a backward pass of a batch; gradients are added to parameters'. Collective.
+
+        Args:
+            inputs: on the first rank; elsewhere they are not looked at.
+            targets: on the last rank: anything that can be sliced along its first dimension.
+
+        Returns:
+            The mean loss of the batch, on all ranks.
+
+        Raises:
+            UsageError: inputs or targets are missing; the other ranks get a MismatchError.
+        """
+        its = self.communicator
+        told = its.allgather_object(_told(inputs, targets))
+        _refuse_batch(told, self.microbatches)
+        batch = told[0][0]
+        run = _Run(self, inputs, targets, batch, self._shapes.setdefault(batch, {}))
+        for number, task in enumerate(self._tasks):
+            run.expect(self._tasks[number + 1 : number + 2])
+            run.do(task)
+        run.finish()
+        return its.broadcast(run.loss.to(torch.float64), its.size - 1)
+
+    @torch.no_grad()
+    def forward(self, inputs: torch.Tensor | None = None) -> torch.Tensor | None:
+        """A forward pass alone, of inputs that the first rank has. Collective.
+
+        Returns:
+            The outputs, on the last rank.
+        """
+        links = _Links(self, {}, knows_shapes=False)
+        x = inputs
+        for chunk in range(self.chunks):
+            stage = self._stage(chunk)
+            if stage > 0:
+                x = links.receive("forward", stage, 0, (stage - 1) % self.communicator.size)
+            x = self._run_chunk(chunk, x)
+            if stage < self._stages - 1:
+                links.send("forward", stage + 1, 0, x)
+        links.finish()
+        return x if self.is_last else None
+
+    @property
+    def _stages(self) -> int:
+        return self.communicator.size * self.chunks
+
+    def _stage(self, chunk: int) -> int:
+        return chunk * self.communicator.size + self.communicator.rank
+
+    def _run_chunk(self, chunk: int, x: Any) -> torch.Tensor:
+        for name in self._parts[chunk]:
+            x = getattr(self, name)(x)
+        result: torch.Tensor = x
+        return result
+
+
+Key = tuple[str, int, int]
+"""What travels: forward or backward, to which stage, of which microbatch."""
+Shapes = dict[Key, tuple[tuple[int, ...], torch.dtype]]
+_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32]
+_MOST_DIMENSIONS = 8
+
+
+class _Links:
+    """Messages to and from the stages before and after, each matched by what it is.
+
+    Args:
+        pipeline: whose.
+        shapes: of what travels; a tensor whose shape is not known yet follows its shape.
+        knows_shapes: whether they are, on all ranks.
+    """
+
+    def __init__(self, pipeline: Pipeline, shapes: Shapes, knows_shapes: bool) -> None:
+        self._its = pipeline.communicator
+        self._shapes, self._knows = shapes, knows_shapes
+        self._here: dict[Key, torch.Tensor] = {}
+        self._sent: list[tuple[ringdl.Work[None], torch.Tensor]] = []
+        self._expected: dict[Key, ringdl.Work[torch.Tensor]] = {}
+
+    def send(self, way: str, stage: int, microbatch: int, x: torch.Tensor) -> None:
+        key, x = (way, stage, microbatch), x.detach().contiguous()
+        to = stage % self._its.size
+        if to == self._its.rank:
+            self._here[key] = x
+            return
+        name = f"ringdl.{way}.{stage}.{microbatch}"
+        if not self._knows:
+            head = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
+            head[0], head[1] = _DTYPES.index(x.dtype), x.ndim
+            head[2 : 2 + x.ndim] = torch.tensor(x.shape)
+            self._sent.append((self._its.send_async(head, to, f"{name}.shape"), head))
+        self._sent = [(work, kept) for work, kept in self._sent if not work.done()]
+        self._sent.append((self._its.send_async(x, to, name), x))
+
+    def expect(self, way: str, stage: int, microbatch: int, source: int) -> None:
+        """Receive it while something else is computed, if its shape is known."""
+        key = (way, stage, microbatch)
+        if self._knows and source != self._its.rank:
+            shape, dtype = self._shapes[key]
+            name = f"ringdl.{way}.{stage}.{microbatch}"
+            self._expected[key] = self._its.recv_async_(
+                torch.empty(shape, dtype=dtype), source, name
+            )
+
+    def receive(self, way: str, stage: int, microbatch: int, source: int) -> torch.Tensor:
+        key = (way, stage, microbatch)
+        if source == self._its.rank:
+            return self._here.pop(key)
+        if key in self._expected:
+            return self._expected.pop(key).wait()
+        name = f"ringdl.{way}.{stage}.{microbatch}"
+        if not self._knows:
+            head = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
+            number, ndim, *dimensions = self._its.recv_(head, source, f"{name}.shape").tolist()
+            self._shapes[key] = tuple(dimensions[:ndim]), _DTYPES[number]
+        shape, dtype = self._shapes[key]
+        return self._its.recv_(torch.empty(shape, dtype=dtype), source, name)
+
+    def finish(self) -> None:
+        for work, _ in self._sent:
+            work.wait()
+
+
+class _Run:
+    """One batch: what is kept for backward passes, and what it has lost."""
+
+    def __init__(
+        self, pipeline: Pipeline, inputs: Any, targets: Any, batch: Batch, shapes: Shapes
+    ) -> None:
+        self._pipeline, self._inputs, self._targets = pipeline, inputs, targets
+        self._count = batch[0]
+        self._links = _Links(pipeline, shapes, knows_shapes=bool(shapes.pop(_KNOWN, None)))
+        self._shapes = shapes
+        self._kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self.loss = torch.zeros((), dtype=torch.float64)
+
+    def expect(self, tasks: Sequence[Task]) -> None:
+        """Begin to receive what these need."""
+        for task in tasks:
+            source = self._source(task)
+            if source is not None:
+                self._links.expect(*source)
+
+    def do(self, task: Task) -> None:
+        source = self._source(task)
+        got = None if source is None else self._links.receive(*source)
+        begin = time.perf_counter()
+        stage = self._pipeline._stage(task.chunk)
+        if task.is_forward:
+            sent = self._forward(task, got)
+            way, to = "forward", stage + 1
+        else:
+            sent = self._backward(task, got)
+            way, to = "backward", stage - 1
+        self._pipeline.busy_seconds += time.perf_counter() - begin
+        if sent is not None:
+            self._links.send(way, to, task.microbatch, sent)
+
+    def finish(self) -> None:
+        self._links.finish()
+        self._shapes[_KNOWN] = (), torch.bool
+
+    def _source(self, task: Task) -> tuple[str, int, int, int] | None:
+        stage, size = self._pipeline._stage(task.chunk), self._pipeline.communicator.size
+        if task.is_forward:
+            return None if stage == 0 else ("forward", stage, task.microbatch, (stage - 1) % size)
+        if stage == self._pipeline._stages - 1:
+            return None
+        return "backward", stage, task.microbatch, (stage + 1) % size
+
+    def _forward(self, task: Task, x: torch.Tensor | None) -> torch.Tensor | None:
+        pipeline = self._pipeline
+        begin, count = _microbatch(self._count, pipeline.microbatches, task.microbatch)
+        if x is None:
+            x = self._inputs[begin : begin + count]
+        elif x.is_floating_point():
+            x.requires_grad_()
+        y = pipeline._run_chunk(task.chunk, x)
+        if pipeline._stage(task.chunk) < pipeline._stages - 1:
+            self._kept[task.chunk, task.microbatch] = x, y
+            return y
+        loss = pipeline.loss(y, self._targets[begin : begin + count]) * (count / self._count)
+        self.loss += loss.detach().to(torch.float64)
+        self._kept[task.chunk, task.microbatch] = x, loss
+        return None
+
+    def _backward(self, task: Task, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        x, y = self._kept.pop((task.chunk, task.microbatch))
+        if y.requires_grad:
+            torch.autograd.backward(y, gradient)
+        if self._pipeline._stage(task.chunk) == 0:
+            return None
+        assert x is not None
+        return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+_KNOWN: Key = ("all are known", 0, 0)
+Batch = tuple[int, tuple[int, ...], str]
+"""Rows, and shape and dtype of a row."""
+
+
+def _told(inputs: Any, targets: Any) -> tuple[Batch | None, int | None]:
+    batch = None
+    if isinstance(inputs, torch.Tensor):
+        batch = len(inputs), tuple(inputs.shape[1:]), str(inputs.dtype)
+    return batch, None if targets is None else len(targets)
+
+
+def _refuse_batch(told: Sequence[tuple[Batch | None, int | None]], microbatches: int) -> None:
+    batch, targets = told[0][0], told[-1][1]
+    if batch is None:
+        raise ringdl.UsageError("the first rank of the pipeline has no inputs; pass a tensor there")
+    if targets is None:
+        raise ringdl.UsageError("the last rank of the pipeline has no targets; pass them there")
+    if batch[0] != targets or batch[0] < microbatches:
+        raise ringdl.UsageError(
+            f"there are {batch[0]} inputs and {targets} targets, for {microbatches} microbatches; "
+            "pass equally many, and at least one for each"
+        )
+
+
+def _microbatch(count: int, microbatches: int, number: int) -> tuple[int, int]:
+    least, more = divmod(count, microbatches)
+    return number * least + min(number, more), least + (number < more)
+
+
+def _bounds(layers: int, stages: int, cuts: Sequence[int] | None) -> list[int]:
+    if cuts is None:
+        if layers < stages:
+            raise ringdl.UsageError(f"{layers} layers cannot be cut into {stages} stages")
+        return [_microbatch(layers, stages, stage)[0] for stage in range(stages)] + [layers]
+    bounds = [0, *cuts, layers]
+    if len(bounds) != stages + 1 or sorted(set(bounds)) != bounds:
+        raise ringdl.UsageError(
+            f"cuts is {list(cuts)!r}; pass {stages - 1} numbers of layers, from 1 to {layers - 1}, "
+            "each higher than the one before"
+        )
+    return bounds

@@ -1,0 +1,402 @@
+"""Networks that are cut over ranks, against the same networks in one process, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+import ringdl
+import ringdl.torch as hvd
+from ringdl import Communicator, Grid
+from ringdl.torch import parallel
+from tests.ranks.support import expect, needs
+
+EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
+VOCABULARY, FEATURES, LENGTH = 31, 24, 12
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def alone() -> Communicator:
+    """This rank by itself."""
+    made = ringdl.get_communicator().group([hvd.rank()])
+    assert made is not None
+    return made
+
+
+def all_ranks() -> Communicator:
+    return ringdl.get_communicator()
+
+
+def check_exchanges() -> None:
+    """Each against what the table says, with its gradient."""
+    its = all_ranks()
+    size, rank = its.size, its.rank
+    for rows in (2 * size, 2 * size + 1, size - 1):
+        for dim in (0, 1, -1):
+            shape = [3, 4, 5]
+            shape[dim] = rows
+            whole = random(*shape, seed=1)
+            addends = [random(*shape, seed=2 + each) for each in range(size)]
+            total = torch.stack(addends).sum(0)
+            mine = parallel.span(rows, its)
+
+            def own(x: torch.Tensor, dim: int = dim, mine: Any = mine) -> torch.Tensor:
+                return x.narrow(dim, *mine)
+
+            cases: list[tuple[Any, Any, Any, Any, Any]] = [
+                (parallel.copy, whole, whole, addends[rank], total),
+                (parallel.add, addends[rank], total, whole, whole),
+                (parallel.gather, own(whole), whole, whole, own(whole)),
+                (parallel.scatter, whole, own(whole), own(whole), whole),
+                (parallel.allgather, own(whole), whole, addends[rank], own(total)),
+                (parallel.reducescatter, addends[rank], own(total), own(whole), whole),
+            ]
+            for call, given, expected, gradient, expected_gradient in cases:
+                x = given.clone().requires_grad_()
+                words = (dim,) if call not in (parallel.copy, parallel.add) else ()
+                y = call(x, its, *words)
+                torch.testing.assert_close(y, expected, **EXACT)
+                y.backward(gradient)
+                torch.testing.assert_close(x.grad, expected_gradient, **EXACT)
+    whole = random(2 * size + 1, 3, size + 2)
+    x = whole.narrow(0, *parallel.span(2 * size + 1, its)).clone().requires_grad_()
+    y = parallel.alltoall(x, its, cut=2, joined=0)
+    torch.testing.assert_close(y, whole.narrow(2, *parallel.span(size + 2, its)), **EXACT)
+    y.backward(y.detach() * 3)
+    torch.testing.assert_close(x.grad, 3 * x.detach(), **EXACT)
+
+
+@needs(ranks=2)
+def check_messages() -> None:
+    its = all_ranks()
+    w = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    if its.rank == 0:
+        (parallel.send(w * random(3, 4).T, 1, its) + 0 * w).backward()
+        torch.testing.assert_close(w.grad, 5 * random(3, 4).sum(), **EXACT)
+    elif its.rank == 1:
+        x = parallel.receive(torch.empty(4, 3, dtype=torch.float64), 0, its)
+        torch.testing.assert_close(x, 2 * random(3, 4).T, **EXACT)
+        (5 * x).sum().backward()
+
+
+class Transformer(torch.nn.Module):
+    """One of two layers, cut or not, its sequences cut or not."""
+
+    def __init__(self, communicator: Communicator, is_sequence_cut: bool, heads: int) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        dim = 1 if is_sequence_cut else None
+        its: dict[str, Any] = {"communicator": communicator, "dtype": torch.float64}
+        cut = {**its, "sequence_dim": dim}
+        self.communicator, self.is_sequence_cut = communicator, is_sequence_cut
+        self.tokens = parallel.VocabularyParallelEmbedding(VOCABULARY, FEATURES, **cut)
+        self.places = torch.nn.Parameter(torch.randn(LENGTH, FEATURES, dtype=torch.float64))
+        norm: Callable[..., torch.nn.Module] = parallel.SequenceParallelLayerNorm
+        if not is_sequence_cut:
+            norm = torch.nn.LayerNorm
+            its = {"dtype": torch.float64}
+        self.layers = torch.nn.ModuleList()
+        for _ in range(2):
+            layer = torch.nn.ModuleDict(
+                {
+                    "before": norm(FEATURES, **its),
+                    "attention": parallel.ParallelAttention(FEATURES, heads, **cut),
+                    "between": norm(FEATURES, **its),
+                    "mlp": parallel.ParallelMLP(FEATURES, 2 * FEATURES + 1, **cut),
+                }
+            )
+            self.layers.append(layer)
+        self.last = norm(FEATURES, **its)
+        self.head = parallel.ColumnParallelLinear(
+            FEATURES,
+            VOCABULARY,
+            bias=False,
+            communicator=communicator,
+            sequence_dim=dim,
+            dtype=torch.float64,
+        )
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        places = self.places
+        if self.is_sequence_cut:
+            places = parallel.scatter(places, self.communicator, 0)
+        x = self.tokens(ids) + places
+        for layer in self.layers:
+            x = x + layer["attention"](layer["before"](x))
+            x = x + layer["mlp"](layer["between"](x))
+        return parallel.cross_entropy(
+            self.head(self.last(x)), targets, self.communicator, vocabulary=VOCABULARY
+        )
+
+
+def batch(seed: int, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCABULARY, (rows, LENGTH + 1), generator=generator)
+    targets = ids[:, 1:].clone()
+    targets[0, :2] = -100
+    return ids[:, :-1], targets
+
+
+def train(model: Any, optimizer: Any, batches: list[Any]) -> list[float]:
+    losses = []
+    for each in batches:
+        optimizer.zero_grad()
+        loss = model(*each)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def check_transformer() -> None:
+    """Forward, backward and some steps of Adam; its state is that of the uncut one."""
+    size = hvd.size()
+    heads = size if FEATURES % size == 0 else 0
+    if heads == 0:
+        return
+    for is_sequence_cut in (False, True):
+        uncut = Transformer(alone(), False, heads)
+        cut = Transformer(all_ranks(), is_sequence_cut, heads)
+        for name, tensor in parallel.state_dict(cut).items():
+            assert (tensor == uncut.state_dict()[name]).all(), name
+        batches = [batch(seed) for seed in range(4)]
+        expected = train(uncut, torch.optim.Adam(uncut.parameters(), 0.01), batches)
+        losses = train(cut, torch.optim.Adam(cut.parameters(), 0.01), batches)
+        torch.testing.assert_close(losses, expected, **EXACT)
+        state = parallel.state_dict(cut)
+        assert [*state] == [*uncut.state_dict()]
+        for name, tensor in uncut.state_dict().items():
+            torch.testing.assert_close(state[name], tensor, **EXACT, msg=name)
+        other = Transformer(all_ranks(), not is_sequence_cut, heads)
+        parallel.load_state_dict(other, uncut.state_dict())
+        torch.testing.assert_close(other(*batches[0]), uncut(*batches[0]), **EXACT)
+        if size > 1:
+            assert cut.head.weight.shape[0] < VOCABULARY
+            assert cut.head.weight is cut.tokens.weight
+
+
+@needs(ranks=2)
+def check_data_and_model() -> None:
+    """The wrapper averages along the data axis; as one process with the whole batch."""
+    size = hvd.size()
+    if size % 2 != 0:
+        return
+    grid = Grid(model=2)
+    heads = 4
+    uncut, cut = Transformer(alone(), False, heads), Transformer(grid.model, True, heads)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(cut.parameters(), 0.1, momentum=0.9),
+        cut.named_parameters(),
+        process_set=grid.data,
+    )
+    batches = [batch(seed, 4 * grid.data.size) for seed in range(3)]
+    for _, targets in batches:
+        targets[targets == -100] = 0  # else parts of a batch count unlike
+    mine = [tuple(each.chunk(grid.data.size)[grid.data.rank] for each in both) for both in batches]
+    train(uncut, torch.optim.SGD(uncut.parameters(), 0.1, momentum=0.9), batches)
+    train(cut, optimizer, mine)
+    state = parallel.state_dict(cut)
+    for name, tensor in uncut.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, **EXACT, msg=name)
+
+
+def check_cross_entropy() -> None:
+    its = all_ranks()
+    for vocabulary in (its.size - 1, its.size, 17, 32):
+        if vocabulary == 0:
+            continue
+        logits = 30 * random(2, 5, vocabulary)
+        targets = torch.arange(10).reshape(2, 5) % vocabulary
+        targets[1, 2] = -100
+        for reduction in ("mean", "sum", "none"):
+            whole = logits.clone().requires_grad_()
+            own = logits.narrow(-1, *parallel.span(vocabulary, its)).clone().requires_grad_()
+            expected = functional.cross_entropy(whole.movedim(-1, 1), targets, reduction=reduction)
+            loss = parallel.cross_entropy(
+                own,
+                targets,
+                its,
+                vocabulary=vocabulary,
+                reduction=reduction,  # type: ignore[arg-type]
+            )
+            torch.testing.assert_close(loss, expected, **EXACT)
+            weight = random(*expected.shape)
+            (loss * weight).sum().backward()
+            (expected * weight).sum().backward()
+            assert whole.grad is not None
+            mine = whole.grad.narrow(-1, *parallel.span(vocabulary, its))
+            torch.testing.assert_close(own.grad, mine, **EXACT)
+
+
+def check_locally_connected() -> None:
+    its = all_ranks()
+    for image, kernel, stride in (
+        ((9, 7), 3, 1),
+        ((16, 5), 5, 2),
+        ((3, 8), 2, 1),
+        ((11, 11), 1, 3),
+    ):
+        torch.manual_seed(5)
+        layer, words = parallel.LocallyConnected2d, (2, 3, image, kernel, stride)
+        uncut = layer(*words, communicator=alone(), dtype=torch.float64)
+        torch.manual_seed(5)
+        cut = layer(*words, communicator=its, dtype=torch.float64)
+        x = random(4, 2, *image)
+        whole = x.clone().requires_grad_()
+        own = x.narrow(2, *parallel.span(image[0], its)).clone().requires_grad_()
+        expected, y = uncut(whole), cut(own)
+        mine = parallel.span(uncut.output_size[0], its)
+        torch.testing.assert_close(y, expected.narrow(2, *mine), **EXACT)
+        weight = random(*expected.shape)
+        (expected * weight).sum().backward()
+        (y * weight.narrow(2, *mine)).sum().backward()
+        assert whole.grad is not None
+        mine_in = parallel.span(image[0], its)
+        torch.testing.assert_close(own.grad, whole.grad.narrow(2, *mine_in), **EXACT)
+        for name, parameter in uncut.named_parameters():
+            assert parameter.grad is not None
+            gradient = cut.get_parameter(name).grad
+            torch.testing.assert_close(gradient, parameter.grad.narrow(1, *mine), **EXACT)
+        state = parallel.state_dict(cut)
+        for name, tensor in uncut.state_dict().items():
+            assert (state[name] == tensor).all(), name
+
+
+def layers(count: int) -> list[torch.nn.Module]:
+    torch.manual_seed(7)
+    made: list[torch.nn.Module] = [torch.nn.Embedding(10, 6, dtype=torch.float64)]
+    for number in range(count - 2):
+        made.append(torch.nn.Linear(6, 6, dtype=torch.float64))
+        if number % 2 == 0:
+            made[-1] = torch.nn.Sequential(made[-1], torch.nn.Tanh())
+    return [*made, torch.nn.Linear(6, 3, dtype=torch.float64)]
+
+
+def rows_of(count: int, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 10, (count, length), generator=generator)
+    return ids, random(count, length, 3, seed=seed)
+
+
+def check_pipeline() -> None:
+    """All ranks, one or two chunks each, batches that microbatches do not divide."""
+    its = all_ranks()
+    for chunks in (1, 2):
+        for microbatches in (its.size, 2 * its.size):
+            count = chunks * its.size + 1
+            uncut = torch.nn.Sequential(*layers(max(count, 2)))
+            pipeline = parallel.Pipeline(
+                layers(max(count, 2)),
+                functional.mse_loss,
+                its,
+                microbatches=microbatches,
+                chunks=chunks,
+            )
+            optimizer = torch.optim.SGD(uncut.parameters(), 0.1)
+            own = torch.optim.SGD(pipeline.parameters(), 0.1)
+            for step, length in enumerate((4, 4, 5, 4)):
+                inputs, targets = rows_of(2 * microbatches + 1, length, step)
+                optimizer.zero_grad()
+                expected = functional.mse_loss(uncut(inputs), targets)
+                expected.backward()
+                optimizer.step()
+                own.zero_grad()
+                loss = pipeline.step(
+                    inputs if pipeline.is_first else None, targets if pipeline.is_last else None
+                )
+                own.step()
+                torch.testing.assert_close(loss, expected.detach(), **EXACT)
+            for name, parameter in pipeline.named_parameters():
+                theirs = uncut.get_parameter(name)
+                torch.testing.assert_close(parameter, theirs, **EXACT, msg=name)
+                torch.testing.assert_close(parameter.grad, theirs.grad, **EXACT, msg=name)
+            state = parallel.state_dict(pipeline, its)
+            assert sorted(state) == sorted(uncut.state_dict())
+            for name, tensor in uncut.state_dict().items():
+                torch.testing.assert_close(state[name], tensor, **EXACT, msg=name)
+            outputs = pipeline(inputs if pipeline.is_first else None)
+            if pipeline.is_last:
+                torch.testing.assert_close(outputs, uncut(inputs).detach(), **EXACT)
+            else:
+                assert outputs is None
+
+
+@needs(ranks=2)
+def check_data_and_pipeline() -> None:
+    if hvd.size() % 2 != 0:
+        return
+    grid = Grid(pipeline=2)
+    its, data = grid.pipeline, grid.data
+    uncut = torch.nn.Sequential(*layers(5))
+    makers = [lambda layer=layer: layer for layer in layers(5)]
+    pipeline = parallel.Pipeline(makers, functional.mse_loss, its, microbatches=3, cuts=[2])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(pipeline.parameters(), 0.1),
+        pipeline.named_parameters(),
+        backward_passes_per_step=pipeline.passes,
+        process_set=data,
+    )
+    plain = torch.optim.SGD(uncut.parameters(), 0.1)
+    for step in range(3):
+        inputs, targets = rows_of(4 * data.size, 4, step)
+        plain.zero_grad()
+        functional.mse_loss(uncut(inputs), targets).backward()
+        plain.step()
+        optimizer.zero_grad()
+        rows = slice(4 * data.rank, 4 * data.rank + 4)
+        pipeline.step(inputs[rows], targets[rows])
+        optimizer.step()
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter, uncut.get_parameter(name), **EXACT, msg=name)
+    parallel.load_state_dict(pipeline, torch.nn.Sequential(*layers(5)).state_dict())
+    for name, parameter in pipeline.named_parameters():
+        assert (parameter == torch.nn.Sequential(*layers(5)).get_parameter(name)).all()
+
+
+def check_wrong_use() -> None:
+    its = all_ranks()
+    with expect(ringdl.UsageError, f"is not one of {its.size} ranks"):
+        Grid(data=its.size + 1)
+    with expect(ringdl.UsageError, "heads have to divide features"):
+        parallel.ParallelAttention(10, 3, communicator=its)
+    with expect(IndexError, "ids are from 0 to 4, and the vocabulary has 4"):
+        parallel.VocabularyParallelEmbedding(4, 2, communicator=its)(torch.tensor([0, 4]))
+    with expect(ringdl.UsageError, "is smaller than its kernel"):
+        parallel.LocallyConnected2d(1, 1, (2, 2), 3, communicator=its)
+    linear = parallel.ColumnParallelLinear(2, 3 * its.size, communicator=its)
+    with expect(ringdl.UsageError, "has no 'weight'"):
+        parallel.load_state_dict(linear, {})
+    wrong = torch.nn.Linear(2, 3 * its.size + 1).state_dict()
+    with expect(ringdl.UsageError, "'weight' has the shape"):
+        parallel.load_state_dict(linear, wrong)
+    made = layers(2 * its.size + 1)
+    for options, text in (
+        ({"microbatches": 0}, "microbatches and chunks are at least 1"),
+        ({"microbatches": 2, "chunks": 9}, "layers cannot be cut into"),
+        ({"microbatches": 2, "cuts": [0] * (its.size - 1) + [1]}, "cuts is"),
+    ):
+        with expect(ringdl.UsageError, text):
+            parallel.Pipeline(made, functional.mse_loss, its, **options)  # type: ignore[arg-type]
+    pipeline = parallel.Pipeline(made, functional.mse_loss, its, microbatches=2)
+    inputs, targets = rows_of(4, 2, 0)
+    with expect(ringdl.UsageError, "the first rank of the pipeline has no inputs"):
+        pipeline.step(None, targets)
+    with expect(ringdl.UsageError, "the last rank of the pipeline has no targets"):
+        pipeline.step(inputs)
+    with expect(ringdl.UsageError, "there are 1 inputs and 4 targets, for 2 microbatches"):
+        pipeline.step(inputs[:1], targets)
+
+
+@needs(ranks=2)
+def check_different_grids() -> None:
+    size = hvd.size()
+    with expect(ringdl.MismatchError, "ranks make different grids"):
+        Grid(data=size if hvd.rank() else 1, model=1 if hvd.rank() else size)
