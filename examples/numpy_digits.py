@@ -21,6 +21,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import ringdl
+import ringdl.data
 
 WIDTHS = (64, 256, 128, 10)
 MOMENTUM = 0.9
@@ -94,14 +95,15 @@ def main() -> int:
         bucket_bytes=64 << 10,  # small, so that even this network fills more than one
     )
     velocities = [np.zeros_like(parameter) for parameter in network.parameters]
-    random = np.random.default_rng(arguments.seed)  # one stream on all ranks: the same batches
+    # For data that is too large for the memory, pass ringdl.data.Files("train-*.safetensors").
+    loader = ringdl.data.Loader(
+        {"images": images, "labels": labels}, arguments.batch // size, seed=arguments.seed
+    )
     for epoch in range(1, arguments.epochs + 1):
-        order = random.permutation(len(labels))
-        full_batches = len(order) // arguments.batch
         losses = []
-        for batch in order[: full_batches * arguments.batch].reshape(full_batches, -1):
-            mine = batch[rank::size]  # its size should be a multiple of the number of ranks
-            losses.append(network.backward(network.forward(images[mine]), labels[mine], buckets))
+        for batch in loader:
+            values = network.forward(batch["images"])
+            losses.append(network.backward(values, batch["labels"], buckets))
             buckets.wait()
             for parameter, velocity, gradient in zip(
                 network.parameters, velocities, buckets.views(), strict=True
@@ -110,7 +112,8 @@ def main() -> int:
                 velocity -= np.float32(arguments.rate) * gradient
                 parameter += velocity
         if rank == 0 and (epoch % 5 == 0 or epoch == arguments.epochs):
-            print(f"epoch {epoch}: loss {np.mean(losses):.4f} (rank 0's images)", flush=True)
+            waiting = f"waiting for data {loader.waiting_share:.1%}"
+            print(f"epoch {epoch}: loss {np.mean(losses):.4f} (rank 0's images), {waiting}")
 
     guesses = network.forward(test_images)[-1].argmax(axis=1)
     accuracy = float((guesses == test_labels).mean())

@@ -9,7 +9,7 @@ import pytest
 from tests.running import run_job, run_ranks
 
 ROOT = Path(__file__).parents[1]
-FEW = ("--layers", "2", "--steps", "7")
+FEW = ("--layers", "2", "--steps", "5")
 
 
 @pytest.mark.any_mpi
@@ -33,7 +33,7 @@ def test_pipeline_is_used_as_its_schedule_allows(
     file = tmp_path / "found.json"
     command = [mpi_python, "-m", "ringdl", "run", "-n", "2", str(ROOT / "bench/pipeline.py")]
     ended = run_job(
-        [*command, "--sleep", "0.01", "--chunks", chunks, *FEW, f"--json={file}"], tmp_path
+        [*command, "--sleep", "0.02", "--chunks", chunks, *FEW, f"--json={file}"], tmp_path
     )
     assert ended.code == 0, ended.text
     found = json.loads(file.read_text())

@@ -1,13 +1,17 @@
-"""Which samples each rank takes."""
+"""Which samples each rank takes, and how they are read."""
 
+import threading
+import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ringdl
-from ringdl.data import ShardedSampler
+from ringdl.data import Files, Loader, ShardedSampler
 
 
 def samplers(count: int, size: int, **options: Any) -> list[ShardedSampler]:
@@ -99,3 +103,192 @@ def test_loaders_take_it() -> None:
     loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
     assert len(loader) == 3
     assert [batch.tolist() for (batch,) in loader] == [[1, 3], [5, 7], [9]]
+
+
+def write(folder: Path, kind: str, counts: tuple[int, ...] = (3, 0, 5)) -> None:
+    """Files of samples that say which one they are: x, and 10 times that."""
+    begin = 0
+    for number, count in enumerate(counts):
+        x = np.arange(begin, begin + count, dtype=np.float32)[:, None].repeat(2, 1)
+        y = np.arange(begin, begin + count) * 10
+        if kind == "npy":
+            np.save(folder / f"x-{number}.npy", x)
+            np.save(folder / f"y-{number}.npy", y)
+        else:
+            save_file = pytest.importorskip("safetensors.numpy").save_file
+            save_file({"x": x, "y": y}, folder / f"all-{number}.safetensors", {"made": "here"})
+        begin += count
+
+
+@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+def test_files(kind: str, tmp_path: Path) -> None:
+    write(tmp_path, kind)
+    if kind == "npy":
+        files = Files({name: str(tmp_path / f"{name}-*.npy") for name in "xy"})
+    else:
+        files = Files(str(tmp_path / "*.safetensors"))
+    assert len(files) == 8
+    got = files.gather([7, 0, 3, 3, 2])
+    assert isinstance(got, dict)
+    assert got["x"][:, 1].tolist() == [7, 0, 3, 3, 2]
+    assert got["y"].tolist() == [70, 0, 30, 30, 20]
+    assert got["x"].dtype == np.float32
+    empty = files.gather([])
+    assert isinstance(empty, dict)
+    assert empty["x"].shape == (0, 2)
+    for wrong in ([8], [-1]):
+        with pytest.raises(IndexError, match="samples are 0 to 7"):
+            files.gather(wrong)
+    if kind == "npy":
+        rows = Files([tmp_path / "x-0.npy", tmp_path / "x-2.npy"]).gather([1])
+        assert isinstance(rows, np.ndarray)
+        assert rows.tolist() == [[1, 1]]
+
+
+def test_bfloat16_in_files(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    save_file({"x": torch.arange(6).bfloat16().reshape(3, 2)}, tmp_path / "its.safetensors")
+    got = Files(tmp_path / "its.safetensors").gather([2])
+    assert isinstance(got, dict)
+    assert got["x"].dtype.name == "bfloat16"
+    assert got["x"].astype(float).tolist() == [[4, 5]]
+
+
+def test_files_that_do_not_fit(tmp_path: Path) -> None:
+    for name, array in (("a", np.zeros((3, 2))), ("b", np.zeros((3, 3))), ("c", np.zeros(4))):
+        np.save(tmp_path / f"{name}.npy", array)
+    (tmp_path / "d.safetensors").write_bytes(b"\x20" + bytes(7) + b"{")
+    (tmp_path / "e.txt").write_text("")
+    for paths, text in (
+        (str(tmp_path / "*.x"), "there are no files"),
+        (["a.npy"], "there is no file a.npy"),
+        (
+            str(tmp_path / "[ab].npy"),
+            r"b.npy has rows of float64\[3\], and .*a.npy has float64\[2\]",
+        ),
+        ({"x": tmp_path / "a.npy", "y": tmp_path / "c.npy"}, "different numbers of rows"),
+        (tmp_path / "d.safetensors", "is no safetensors file, or was cut"),
+        (tmp_path / "e.txt", "pass .npy files, or .safetensors files"),
+    ):
+        with pytest.raises(ringdl.UsageError, match=text):
+            Files(paths)  # type: ignore[arg-type]
+
+
+def loaders(data: Any, size: int, batch_size: int = 2, **options: Any) -> list[Loader]:
+    return [
+        Loader(
+            data,
+            batch_size,
+            communicator=SimpleNamespace(rank=rank, size=size),  # type: ignore[arg-type]
+            **options,
+        )
+        for rank in range(size)
+    ]
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 100])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_loaders_read_each_sample_once(ahead: int, threads: int) -> None:
+    data = {"x": np.arange(23), "y": np.arange(23) * 2}
+    each = loaders(data, 2, 3, remainder="keep", ahead=ahead, threads=threads)
+    orders = []
+    for epoch in range(3):
+        assert [loader.epoch for loader in each] == [epoch] * 2
+        assert [len(loader) for loader in each] == [4, 4]
+        batches = [list(loader) for loader in each]
+        assert all((batch["y"] == 2 * batch["x"]).all() for its in batches for batch in its)
+        order = [x for its in batches for batch in its for x in batch["x"].tolist()]
+        assert sorted(order) == list(range(23))
+        orders.append(order)
+    assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 1), (1, 2)])
+def test_loaders_go_on_in_the_middle_of_an_epoch(sizes: tuple[int, int]) -> None:
+    """On another number of ranks, which together get the same batches."""
+    data = np.arange(32)
+
+    def global_batches(each: list[Loader], count: int) -> list[list[int]]:
+        found = []
+        its = [iter(loader) for loader in each]
+        for _ in range(count):
+            parts = [next(one).tolist() for one in its]
+            found.append([x for together in zip(*parts, strict=True) for x in together])
+        return found
+
+    before, after = sizes
+    whole = global_batches(loaders(data, 1, 4), 8)
+    first = loaders(data, before, 4 // before)
+    assert global_batches(first, 3) == whole[:3]
+    state = first[0].state_dict()
+    assert state == {"epoch": 0, "consumed": 12}
+    second = loaders(data, after, 4 // after)
+    for loader in second:
+        loader.load_state_dict(state)
+        assert len(loader) == 5
+    assert global_batches(second, 5) == whole[3:]
+
+
+def test_steps_do_not_wait_for_reads() -> None:
+    class Slow:
+        """Takes as long as a step."""
+
+        def __len__(self) -> int:
+            return 20
+
+        def gather(self, indices: Any) -> Any:
+            time.sleep(0.02)
+            return indices
+
+    (loader,) = loaders(Slow(), 1, 1, ahead=4, threads=2)
+    for _ in range(2):
+        for _ in loader:
+            time.sleep(0.02)
+    assert loader.waiting_share < 0.15, "the second epoch's first batches were read in the first"
+    (unread,) = loaders(Slow(), 1, 1, ahead=1)
+    for _ in unread:
+        pass
+    assert unread.waiting_share > 0.7
+
+
+def test_errors_of_loaders() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return 4
+
+        def gather(self, indices: Any) -> Any:
+            if 3 in indices:
+                raise OSError("the disk is gone")
+            return indices
+
+    (loader,) = loaders(Broken(), 1, 1, shuffle=False)
+    its = iter(loader)
+    assert [next(its).tolist() for _ in range(3)] == [[0], [1], [2]]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(its)
+    assert loader.state_dict() == {"epoch": 0, "consumed": 3}
+    for options, text in (
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"ahead": 0}, "ahead is 0"),
+        ({"threads": True}, "threads is True"),
+    ):
+        with pytest.raises(ringdl.UsageError, match=text):
+            loaders(np.arange(3), 1, **options)  # type: ignore[arg-type]
+    with pytest.raises(ringdl.UsageError, match="different numbers of rows"):
+        loaders({"x": np.zeros(2), "y": np.zeros(3)}, 1)
+    (loader,) = loaders(np.arange(3), 1)
+    with pytest.raises(ringdl.UsageError, match="4 of 3 samples"):
+        loader.load_state_dict({"epoch": 0, "consumed": 4})
+
+
+def test_transforms_run_in_threads() -> None:
+    seen = set()
+
+    def transform(batch: Any) -> Any:
+        seen.add(threading.current_thread().name)
+        return batch + 100
+
+    (loader,) = loaders(np.arange(6), 1, transform=transform)
+    assert sorted(x for batch in loader for x in batch.tolist()) == list(range(100, 106))
+    assert all(name.startswith("ringdl.data") for name in seen)

@@ -70,6 +70,12 @@ class ShardedSampler:
         self._epoch = 0
         self._consumed = 0
 
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        self._follow()
+        return self._size
+
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch; call it before each one, also after `resume`."""
         if epoch != self._epoch:

@@ -1,0 +1,170 @@
+"""Samples in files that are mapped into memory."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ringdl._errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
+Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+
+_SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
+_SAFETENSORS |= {"I8": "|i1", "U8": "|u1", "BOOL": "|b1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+
+
+class Files:
+    """Samples in ``.npy`` or ``.safetensors`` files, one after the other: rows of their arrays.
+
+    The files are mapped, so what is read is what a batch needs, and ranks of a host read the same
+    bytes once. What `gather` gives is an array, of ``.npy`` files; or a dictionary of arrays by
+    name, of ``.safetensors`` files, whose tensors all have the same number of rows, and of several
+    kinds of files.
+
+    Args:
+        paths: the files, or a pattern such as ``"train-*.npy"``, whose files are taken by name; or
+            a dictionary of such: the same number of rows in each, file by file or not.
+
+    Raises:
+        UsageError: there are no such files, or they do not fit together.
+
+    Example:
+        >>> files = ringdl.data.Files({"inputs": "x-*.npy", "targets": "y-*.npy"})
+        >>> files.gather([3, 1])["inputs"]
+    """
+
+    def __init__(self, paths: Paths | Mapping[str, Paths]) -> None:
+        if isinstance(paths, Mapping):
+            self._columns = {name: _column(each, name) for name, each in paths.items()}
+        else:
+            files = _files(paths)
+            if files[0].suffix == ".safetensors":
+                self._columns = _tensors(files)
+            else:
+                self._columns = {"": _column(paths, "")}
+        counts = {name: len(column) for name, column in self._columns.items()}
+        if len({*counts.values()}) != 1:
+            raise UsageError(f"arrays have different numbers of rows: {counts}")
+        self._count = next(iter(counts.values()))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def gather(self, indices: Sequence[int] | NDArray[np.int64]) -> Array | dict[str, Array]:
+        """These samples, in this order: copies.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        gathered = {name: column.gather(indices) for name, column in self._columns.items()}
+        return gathered.get("", gathered)
+
+
+class _Column:
+    """Arrays of one name, one after the other."""
+
+    def __init__(self, arrays: Sequence[Array], files: Sequence[Path]) -> None:
+        import numpy as np
+
+        first = arrays[0]
+        for array, file in zip(arrays, files, strict=True):
+            if array.ndim == 0 or array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
+                raise UsageError(
+                    f"{file} has rows of {array.dtype}{list(array.shape[1:])}, and {files[0]} has "
+                    f"{first.dtype}{list(first.shape[1:])}"
+                )
+        self._arrays = arrays
+        self._ends = np.cumsum([len(array) for array in arrays])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def gather(self, indices: Any) -> Array:
+        import numpy as np
+
+        wanted = np.asarray(indices, np.int64)
+        if wanted.size and not 0 <= wanted.min() <= wanted.max() < len(self):
+            raise IndexError(f"samples are 0 to {len(self) - 1}, and {wanted.max()} is wanted")
+        first = self._arrays[0]
+        result = np.empty((len(wanted), *first.shape[1:]), first.dtype)
+        order = np.argsort(wanted, kind="stable")  # neighbours are read together
+        numbers = np.searchsorted(self._ends, wanted[order], side="right")
+        for number in np.unique(numbers):
+            places = order[numbers == number]
+            begin = self._ends[number] - len(self._arrays[number])
+            result[places] = self._arrays[number][wanted[places] - begin]
+        return result
+
+
+def _files(paths: Paths) -> list[Path]:
+    if isinstance(paths, (str, os.PathLike)):
+        found = sorted(glob.glob(os.fspath(paths)))
+    else:
+        found = [os.fspath(path) for path in paths]
+    if not found:
+        raise UsageError(f"there are no files {paths!r}")
+    files = [Path(path) for path in found]
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"there is no file {file}")
+        if file.suffix not in (".npy", ".safetensors") or file.suffix != files[0].suffix:
+            raise UsageError(f"{file}: pass .npy files, or .safetensors files")
+    return files
+
+
+def _column(paths: Paths, name: str) -> _Column:
+    import numpy as np
+
+    files = _files(paths)
+    if files[0].suffix == ".safetensors":
+        columns = _tensors(files)
+        if name not in columns:
+            raise UsageError(f"{files[0]} has no tensor {name!r}, but {sorted(columns)}")
+        return columns[name]
+    return _Column([np.load(file, mmap_mode="r") for file in files], files)
+
+
+def _tensors(files: Sequence[Path]) -> dict[str, _Column]:
+    found = [_map_safetensors(file) for file in files]
+    for file, its in zip(files, found, strict=True):
+        if its.keys() != found[0].keys():
+            raise UsageError(f"{file} has the tensors {sorted(its)}, {files[0]} {sorted(found[0])}")
+    return {name: _Column([its[name] for its in found], files) for name in found[0]}
+
+
+def _map_safetensors(file: Path) -> dict[str, Array]:
+    """Views of a file's tensors: eight bytes say how long the header is, which is JSON."""
+    import numpy as np
+
+    data = np.memmap(file, np.uint8, "r")
+    begin = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else len(data) + 1
+    if begin > len(data):
+        raise UsageError(f"{file} is no safetensors file, or was cut")
+    header = json.loads(bytes(data[8:begin]))
+    tensors: dict[str, Array] = {}
+    for name, its in header.items():
+        if name == "__metadata__":
+            continue
+        if its["dtype"] == "BF16":
+            import ml_dtypes
+
+            dtype = np.dtype(ml_dtypes.bfloat16)
+        elif its["dtype"] in _SAFETENSORS:
+            dtype = np.dtype(_SAFETENSORS[its["dtype"]])
+        else:
+            raise UsageError(f"{file}: {name!r} is {its['dtype']}, which NumPy does not have")
+        first, last = its["data_offsets"]
+        part = data[begin + first : begin + last]
+        if len(part) != last - first:
+            raise UsageError(f"{file} is no safetensors file, or was cut")
+        tensors[name] = np.frombuffer(part, dtype).reshape(its["shape"])
+    return tensors

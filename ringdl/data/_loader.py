@@ -1,0 +1,196 @@
+"""Batches that are read before they are needed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ringdl._errors import UsageError
+from ringdl.data._sampler import Remainder, ShardedSampler
+
+if TYPE_CHECKING:
+    from ringdl._communicator import Communicator
+
+
+class Loader:
+    """This rank's batches of a dataset, epoch by epoch; threads read the next ones meanwhile.
+
+    Iterating over it gives what is left of an epoch; then the next one begins, in another order,
+    and its first batches are read already. It goes on in the middle of an epoch where
+    `load_state_dict` says so, also on another number of ranks.
+
+    Args:
+        data: `Files`, or anything with a length and ``gather(indices)``; or an array, or a
+            dictionary of arrays of the same length.
+        batch_size: how many samples each rank gets at once; the last batch may have fewer.
+        shuffle: as in `ShardedSampler`; so are the next two.
+        seed: of the orders.
+        remainder: what becomes of samples if ranks cannot have the same number each.
+        ahead: how many batches are read before they are needed.
+        threads: how many read.
+        transform: called for each batch in these threads, as ``torch.from_numpy`` may be.
+        communicator: the ranks along the data axis, as ``grid.data``; by default all.
+
+    Raises:
+        UsageError: an argument is wrong.
+
+    Example:
+        >>> loader = ringdl.data.Loader(ringdl.data.Files("train-*.safetensors"), 32)
+        >>> for epoch in range(loader.epoch, 10):
+        ...     for batch in loader:
+        ...         train(batch["inputs"], batch["targets"])
+        ...     print(f"data {loader.waiting_share:.1%}")
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        remainder: Remainder = "drop",
+        ahead: int = 4,
+        threads: int = 1,
+        transform: Callable[[Any], Any] | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("ahead", ahead), ("threads", threads)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} is {value!r}; pass a number, at least 1")
+        self._data = data if hasattr(data, "gather") else _Arrays(data)
+        self.batch_size = batch_size
+        self._sampler = ShardedSampler(
+            self._data,
+            shuffle=shuffle,
+            seed=seed,
+            remainder=remainder,
+            communicator=communicator,
+        )
+        self._ahead, self._transform = ahead, transform
+        self._pool = ThreadPoolExecutor(threads, "ringdl.data")
+        self._next: _Reading | None = None
+        self._epoch = self._consumed = 0
+        self._waited = self._total = 0.0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is iterated over next, or now."""
+        return self._epoch
+
+    @property
+    def waiting_share(self) -> float:
+        """The share of time that steps have waited for batches, in this epoch, or the last one."""
+        return self._waited / self._total if self._total > 0 else 0.0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where training is: keep it with a checkpoint. The same on all ranks."""
+        return {"epoch": self._epoch, "consumed": self._consumed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on there, the next time that this is iterated over.
+
+        Raises:
+            UsageError: it is the state of another dataset.
+        """
+        self._sampler.resume(state["epoch"], state["consumed"])
+        self._epoch, self._consumed = state["epoch"], state["consumed"]
+
+    def __len__(self) -> int:
+        """How many batches are left of the epoch."""
+        self._sampler.resume(self._epoch, self._consumed)
+        return -(-len(self._sampler) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        reading = self._next or self._begin()
+        self._next = None
+        if (reading.epoch, reading.consumed) != (self._epoch, self._consumed):
+            reading.cancel()
+            reading = self._begin()
+        self._waited = self._total = 0.0
+        began = time.perf_counter()
+        try:
+            while reading.futures:
+                asked = time.perf_counter()
+                count, batch = reading.take()
+                self._waited += time.perf_counter() - asked
+                self._consumed = min(
+                    self._consumed + count * self._sampler.size, self._sampler.sample_count
+                )
+                yield batch
+                self._total = time.perf_counter() - began
+        finally:
+            reading.cancel()
+        self._epoch, self._consumed = self._epoch + 1, 0
+        self._next = self._begin()
+
+    def _begin(self) -> _Reading:
+        """Begin to read what is left of the epoch."""
+        self._sampler.resume(self._epoch, self._consumed)
+        indices = self._sampler.indices()
+        parts = [
+            indices[begin : begin + self.batch_size]
+            for begin in range(0, len(indices), self.batch_size)
+        ]
+        reading = _Reading(self._epoch, self._consumed, parts, self._pool, self._gather)
+        reading.begin(self._ahead)
+        return reading
+
+    def _gather(self, indices: Any) -> Any:
+        batch = self._data.gather(indices)
+        return batch if self._transform is None else self._transform(batch)
+
+
+class _Reading:
+    """What is read, or going to be, of an epoch."""
+
+    def __init__(
+        self,
+        epoch: int,
+        consumed: int,
+        parts: Sequence[Any],
+        pool: ThreadPoolExecutor,
+        gather: Callable[[Any], Any],
+    ) -> None:
+        self.epoch, self.consumed = epoch, consumed
+        self.futures: deque[tuple[int, Future[Any]]] = deque()
+        self._parts, self._pool, self._gather = iter(parts), pool, gather
+
+    def begin(self, count: int) -> None:
+        """Begin to read so many batches more."""
+        for part in itertools.islice(self._parts, count):
+            self.futures.append((len(part), self._pool.submit(self._gather, part)))
+
+    def take(self) -> tuple[int, Any]:
+        """The next batch, and how many samples it has; another one is begun."""
+        count, future = self.futures.popleft()
+        batch = future.result()
+        self.begin(1)
+        return count, batch
+
+    def cancel(self) -> None:
+        """Read no more."""
+        while self.futures:
+            self.futures.pop()[1].cancel()
+
+
+class _Arrays:
+    """Arrays in memory, as `Files` are."""
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays = arrays if isinstance(arrays, Mapping) else {"": arrays}
+        lengths = {name: len(each) for name, each in self._arrays.items()}
+        if len({*lengths.values()}) != 1:
+            raise UsageError(f"arrays have different numbers of rows: {lengths}")
+        self._length = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, indices: Any) -> Any:
+        gathered = {name: each[indices] for name, each in self._arrays.items()}
+        return gathered.get("", gathered)
