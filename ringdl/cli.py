@@ -1,4 +1,4 @@
-"""The command line: ``python -m ringdl run | doctor | bench | tune``, or ``ringdl`` for short."""
+"""The command line: ``python -m ringdl run | doctor | bench | tune | compare``, or ``ringdl``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ examples:
   python -m ringdl doctor                                  what is here, and is it usable?
   mpirun -n 2 python -m ringdl bench allreduce             how fast is it here?
   mpirun -n 2 python -m ringdl tune                        choose by what is measured here
+  python -m ringdl compare --tasks digits                  which policy learns how fast?
 """
 
 _RUN_USAGE = (
@@ -48,12 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"ringdl {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="run | doctor | bench | tune"
+        dest="command", required=True, metavar="run | doctor | bench | tune | compare"
     )
     commands.add_parser("run", help="start a script on several ranks", add_help=False)
     commands.add_parser("doctor", help="say what was found and what it means", add_help=False)
     commands.add_parser("bench", help="measure a collective", add_help=False)
     commands.add_parser("tune", help="measure what allreduces cost and keep it", add_help=False)
+    commands.add_parser("compare", help="train by every policy, side by side", add_help=False)
     arguments = sys.argv[1:] if arguments is None else arguments
     known, rest = parser.parse_args(arguments[:1]), list(arguments[1:])
     try:
@@ -220,4 +222,16 @@ def _tune(arguments: list[str]) -> int:
     return command.main(arguments)
 
 
-_COMMANDS = {"run": _run, "doctor": _doctor_command, "bench": _bench, "tune": _tune}
+def _compare(arguments: list[str]) -> int:
+    from ringdl import compare  # loads PyTorch
+
+    return compare.main(arguments)
+
+
+_COMMANDS = {
+    "run": _run,
+    "doctor": _doctor_command,
+    "bench": _bench,
+    "tune": _tune,
+    "compare": _compare,
+}

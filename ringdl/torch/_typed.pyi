@@ -12,6 +12,7 @@ import torch
 import ringdl
 from ringdl._training.compression import AnyCompression
 from ringdl._training.process_sets import AnySet
+from ringdl.policies import Policy
 from ringdl.torch._wrapped import Wrapped as WrappedOptimizer
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
@@ -28,6 +29,7 @@ class Options(TypedDict, total=False):
     sparse_as_dense: bool
     process_set: AnySet
     check_replicas: bool
+    policy: Policy | None
 
 class WrappedAdadelta(WrappedOptimizer, torch.optim.Adadelta): ...
 class WrappedAdafactor(WrappedOptimizer, torch.optim.Adafactor): ...

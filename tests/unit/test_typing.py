@@ -46,7 +46,9 @@ class Own(torch.optim.Optimizer):
 
 def optimizers(model: torch.nn.Module) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), op=hvd.Average, policy=ringdl.policies.Gossip()
+    )
     with optimizer.no_sync():
         optimizer.synchronize()
     with optimizer.skip_synchronize():

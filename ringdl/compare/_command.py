@@ -1,0 +1,206 @@
+"""The command: it starts jobs of ranks that make runs, and reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ringdl.compare._policies import BASE, CHOICES
+from ringdl.compare._report import draw, table
+from ringdl.compare._run import SNAPSHOTS, Curve, Run
+from ringdl.compare._summary import Row, best_rates, summarize
+from ringdl.compare._tasks import TASKS
+
+_LEGEND = """\
+loss, accuracy: of the test's data, after as many examples as AllReduce has had, each policy at its
+best learning rate; medians over seeds. examples: to AllReduce's accuracy less 0.01; to loss: to its
+loss; step, time: seconds of a step, and to its loss; time, slow: the same where one rank computes
+{slow} times longer, in both. All as shares of AllReduce's; -: not reached with twice its examples.
+KB/step: what each rank sends where ranks share no memory. distance: of the parameters from
+AllReduce's, as a share of how far these have moved, and guesses: how many of the test's differ,
+after twice the examples."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done for a task.
+
+    Args:
+        ranks: on how many.
+        octaves: of the learning rate, on either side of the task's.
+        seeds: how many.
+    """
+
+    ranks: tuple[int, ...]
+    octaves: int
+    seeds: int
+
+
+_SHORT = {
+    "digits": Effort((2, 4), 2, 3),
+    "shifted-digits": Effort((2,), 1, 2),
+    "gpt": Effort((2,), 1, 1),
+}
+_LONG = {name: Effort((1, 2, 4, 8), 3, 5) for name in TASKS}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare.
+
+    Args:
+        arguments: the words after ``python -m ringdl compare``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m ringdl compare",
+        description="Train the same tasks by every policy of ringdl.policies, side by side.",
+    )
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
+    parser.add_argument("--policies", nargs="+", metavar="NAME", help="whose names contain these")
+    parser.add_argument("--ranks", nargs="+", type=int, metavar="N", help="numbers of ranks")
+    parser.add_argument("--seeds", type=int, metavar="N")
+    parser.add_argument("--octaves", type=int, metavar="N", help="of learning rates, to each side")
+    parser.add_argument("--slow", type=float, default=4.0, help="how slow the slow rank is")
+    parser.add_argument("--shorter", type=float, default=1.0, help="divides steps")
+    parser.add_argument("--long", action="store_true", help="more ranks, rates and seeds: hours")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all curves there")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw; needs matplotlib")
+    parser.add_argument(
+        "--start",
+        metavar="COMMAND",
+        help="what starts N ranks, with {ranks} for N, before '-m module': by default "
+        "'python -m ringdl run -n {ranks}'; on slow links another one",
+    )
+    its = parser.parse_args(arguments)
+    begin = time.monotonic()
+    chosen = [
+        name
+        for name in CHOICES
+        if name == BASE or not its.policies or any(part in name for part in its.policies)
+    ]
+    found = []
+    for task in its.tasks:
+        effort = (_LONG if its.long else _SHORT)[task]
+        effort = Effort(
+            tuple(its.ranks or effort.ranks),
+            effort.octaves if its.octaves is None else its.octaves,
+            its.seeds or effort.seeds,
+        )
+        for ranks in effort.ranks:
+            comparison = Comparison(task, ranks, effort, chosen, its)
+            rows, curves, slowed, apart = comparison.carry_out()
+            name = f"{task} on {ranks} rank{'s' * (ranks > 1)}"
+            print(
+                f"\n{name}, {(time.monotonic() - begin) / 60:.1f} minutes\n{table(rows)}",
+                flush=True,
+            )
+            if its.plots:
+                firsts = [curve for curve in curves if curve.run.seed == 0]
+                draw(its.plots, name, firsts, apart)
+                draw(its.plots, f"{name}, one slow", slowed, apart)
+            found.append(
+                {
+                    "task": task,
+                    "ranks": ranks,
+                    "rows": [asdict(row) for row in rows],
+                    "curves": [each.to_json() for each in (*curves, *slowed, *apart)],
+                }
+            )
+    print("\n" + _LEGEND.format(slow=f"{its.slow:g}"))
+    if its.json:
+        its.json.write_text(json.dumps(found) + "\n")
+    return 0
+
+
+class Comparison:
+    """Of policies, for a task on so many ranks."""
+
+    def __init__(
+        self,
+        task: str,
+        ranks: int,
+        effort: Effort,
+        chosen: Sequence[str],
+        its: argparse.Namespace,
+    ) -> None:
+        self._task, self._ranks, self._effort, self._chosen = task, ranks, effort, chosen
+        self._slow, self._start = its.slow, its.start
+        self._steps = max(SNAPSHOTS, round(TASKS[task].steps / its.shorter))
+
+    def carry_out(self) -> tuple[list[Row], list[Curve], list[Curve], list[Curve]]:
+        """Find each policy's best rate; then train at that, also with a slow rank, and apart."""
+        rates = self._best_rates()
+        curves = self._job(
+            [
+                self._run(name, rates[name], seed)
+                for seed in range(self._effort.seeds)
+                for name in self._chosen
+            ]
+        )
+        slowed: list[Curve] = []
+        apart: list[Curve] = []
+        if self._ranks > 1:
+            slowed = self._job(
+                [self._run(name, rates[name], 0, self._slow) for name in self._chosen]
+            )
+            few = [Run(self._task, name, rates[name], 0, 2 * SNAPSHOTS) for name in self._chosen]
+            apart = self._job(few, RINGDL_SHARED_MEMORY="0")
+        return summarize(curves, slowed, apart), curves, slowed, apart
+
+    def _run(self, name: str, rate: float, seed: int, slow: float = 1.0) -> Run:
+        steps = self._steps * (1 if name == BASE else 2)
+        return Run(self._task, name, rate, seed, steps, slow)
+
+    def _best_rates(self) -> dict[str, float]:
+        """Powers of two around the task's; further, where the best one is at the end."""
+        tried: dict[str, set[int]] = {name: set() for name in self._chosen}
+        curves: list[Curve] = []
+        wanted = {
+            name: {*range(-self._effort.octaves, self._effort.octaves + 1)} for name in self._chosen
+        }
+        for _ in range(3):
+            runs = []
+            for name, octaves in wanted.items():
+                tried[name] |= octaves
+                for octave in sorted(octaves):
+                    rate = self._rate(name, octave)
+                    runs.append(Run(self._task, name, rate, 1000, self._steps))
+            if not runs:
+                break
+            curves += self._job(runs)
+            best = best_rates(curves)
+            wanted = {}
+            for name, octaves in tried.items():
+                for end, next_ in ((min(octaves), -1), (max(octaves), 1)):
+                    if best[name] == self._rate(name, end):
+                        wanted[name] = {end + next_, end + 2 * next_}
+        return best
+
+    def _rate(self, name: str, octave: int) -> float:
+        rate: float = TASKS[self._task].rate * 2.0**octave
+        return rate / self._ranks if CHOICES[name].adds_up else rate
+
+    def _job(self, runs: Sequence[Run], **settings: str) -> list[Curve]:
+        start = self._start or f"{sys.executable} -m ringdl run -n {{ranks}}"
+        with tempfile.TemporaryDirectory() as folder:
+            asked, answered = Path(folder, "runs"), Path(folder, "results")
+            asked.write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))
+            words = [*start.format(ranks=self._ranks).split(), "-m", "ringdl.compare._worker"]
+            ended = subprocess.run(
+                [*words, str(asked), str(answered)],
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | settings,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if ended.returncode != 0:
+                sys.stderr.write(ended.stdout + ended.stderr)
+                raise SystemExit(f"ringdl: {' '.join(words)} has ended with {ended.returncode}")
+            return [Curve.from_json(json.loads(line)) for line in answered.read_text().splitlines()]

@@ -1,0 +1,52 @@
+"""The policies that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringdl.policies import (
+    EASGD,
+    AllReduce,
+    DiLoCo,
+    Gossip,
+    ParameterAveraging,
+    ParameterServer,
+    Policy,
+    PostLocalSGD,
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A policy, as it is compared.
+
+    Args:
+        make: for so many steps.
+        has_own_pace: whether ranks may make different numbers of steps.
+        adds_up: whether what ranks learn is added up, so that rates are those of one rank divided
+            by their number.
+    """
+
+    make: Callable[[int], Policy]
+    has_own_pace: bool = False
+    adds_up: bool = False
+
+
+CHOICES = {
+    "AllReduce": Choice(lambda steps: AllReduce()),
+    "ParameterAveraging, every 8": Choice(lambda steps: ParameterAveraging(8)),
+    "ParameterAveraging, every 8, overlap": Choice(
+        lambda steps: ParameterAveraging(8, optimizer_state="keep", overlap=True)
+    ),
+    "PostLocalSGD": Choice(lambda steps: PostLocalSGD(after=steps // 4, every=8)),
+    "DiLoCo, 20 inner steps": Choice(lambda steps: DiLoCo(inner_steps=20)),
+    "Gossip, ring": Choice(lambda steps: Gossip("ring")),
+    "Gossip, exponential": Choice(lambda steps: Gossip("exponential")),
+    "ParameterServer": Choice(lambda steps: ParameterServer(), has_own_pace=True, adds_up=True),
+    "ParameterServer, staleness 4": Choice(
+        lambda steps: ParameterServer(staleness=4), adds_up=True
+    ),
+    "EASGD, every 4": Choice(lambda steps: EASGD(4), has_own_pace=True),
+}
+BASE = "AllReduce"

@@ -1,0 +1,180 @@
+"""One run: a task is trained by a policy on these ranks, and what it had learnt when."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+import ringdl
+import ringdl.torch as hvd
+from ringdl import policies
+from ringdl.compare._policies import BASE, CHOICES
+from ringdl.compare._tasks import TASKS, Tensors
+
+SNAPSHOTS = 32
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be done.
+
+    Args:
+        task: its name.
+        policy: its name.
+        rate: the learning rate.
+        seed: of the network and of the order of samples.
+        steps: of each rank, if all make as many.
+        slow: how many times longer than another one the last rank computes.
+    """
+
+    task: str
+    policy: str
+    rate: float
+    seed: int
+    steps: int
+    slow: float = 1.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run has shown: a value for each snapshot, but for the last two.
+
+    Args:
+        run: which one.
+        ranks: on how many.
+        examples: that all ranks have trained on.
+        seconds: since the first step.
+        loss: of the test's data.
+        accuracy: the same.
+        bytes: that ranks have sent, each on average, between processes that share no memory.
+        distance: of the last parameters from those of the base run, as a share of what that has
+            moved.
+        disagreement: the share of the test's data for which the last guesses differ from its.
+    """
+
+    run: Run
+    ranks: int
+    examples: list[int]
+    seconds: list[float]
+    loss: list[float]
+    accuracy: list[float]
+    bytes: list[float]
+    distance: float = 0.0
+    disagreement: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, its: dict[str, Any]) -> Curve:
+        return cls(**its | {"run": Run(**its["run"])})
+
+
+class Runner:
+    """Makes runs on all ranks of a communicator, which share what they compare with."""
+
+    def __init__(self, communicator: ringdl.Communicator) -> None:
+        self._its = communicator
+        self._base: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def carry_out(self, run: Run) -> Curve:
+        """Train. Collective."""
+        its, task, choice = self._its, TASKS[run.task], CHOICES[run.policy]
+        (inputs, targets), test = _data(run.task)
+        torch.manual_seed(run.seed)
+        network = task.network()
+        first = parameters_to_vector(network.parameters()).detach().clone()
+        optimizer = hvd.DistributedOptimizer(
+            task.optimizer(network.parameters(), run.rate),
+            network.named_parameters(),
+            policy=choice.make(run.steps),
+        )
+        steps = self._steps(run)
+        marks = {steps * number // SNAPSHOTS for number in range(1, SNAPSHOTS + 1)}
+        random = np.random.default_rng((run.seed, its.rank))
+        rows = task.batch // its.size
+        snapshots, seconds, sent = [], [], []
+        its.barrier()
+        sent_before = its.stats()["bytes_sent"]
+        begin = time.perf_counter()
+        for step in range(1, steps + 1):
+            computing = time.perf_counter()
+            chosen = torch.from_numpy(random.integers(0, len(inputs), rows))
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(network(inputs[chosen]), targets[chosen])
+            if its.rank == its.size - 1 and run.slow > 1:
+                # What a backward pass takes, too, which averages gradients in its end.
+                time.sleep(3 * (run.slow - 1) * (time.perf_counter() - computing))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if step in marks:
+                seconds.append(time.perf_counter() - begin)
+                sent.append(its.stats()["bytes_sent"] - sent_before)
+                snapshots.append(parameters_to_vector(network.parameters()).detach().clone())
+        policies.synchronize(optimizer)
+        last = parameters_to_vector(network.parameters()).detach().clone()
+        return self._curve(run, network, test, first, last, snapshots, seconds, sent)
+
+    def _steps(self, run: Run) -> int:
+        """This rank's: where each has its own pace, a slow one makes fewer, and all as many."""
+        if not CHOICES[run.policy].has_own_pace or run.slow == 1:
+            return run.steps
+        of_slow = run.steps * self._its.size / (1 + run.slow * (self._its.size - 1))
+        is_slow = self._its.rank == self._its.size - 1
+        return max(SNAPSHOTS, round(of_slow if is_slow else of_slow * run.slow))
+
+    def _curve(
+        self,
+        run: Run,
+        network: torch.nn.Module,
+        test: Tensors,
+        first: torch.Tensor,
+        last: torch.Tensor,
+        snapshots: list[torch.Tensor],
+        seconds: list[float],
+        sent: list[float],
+    ) -> Curve:
+        its = self._its
+        if not CHOICES[run.policy].has_own_pace:  # the mean is what would be used
+            snapshots = [*its.allreduce(torch.stack(snapshots))]
+            seconds = its.allreduce(np.array(seconds), ringdl.Max).tolist()
+        sent = its.allreduce(np.array(sent, float)).tolist()
+        loss, accuracy = [], []
+        for each in snapshots:
+            vector_to_parameters(each, network.parameters())
+            outputs = _outputs(network, test[0])
+            loss.append(float(functional.cross_entropy(outputs, test[1])))
+            accuracy.append(float((outputs.argmax(1) == test[1]).float().mean()))
+        vector_to_parameters(last, network.parameters())
+        guesses = _outputs(network, test[0]).argmax(1)
+        key = run.task, run.seed
+        if run.policy == BASE:
+            self._base[key] = first, last, guesses
+        distance = disagreement = 0.0
+        if key in self._base:
+            base_first, base_last, base_guesses = self._base[key]
+            moved = float((base_last - base_first).norm())
+            distance = float((last - base_last).norm()) / moved
+            disagreement = float((guesses != base_guesses).float().mean())
+        total = run.steps * (TASKS[run.task].batch // its.size) * its.size
+        examples = [total * number // SNAPSHOTS for number in range(1, SNAPSHOTS + 1)]
+        values = examples, seconds, loss, accuracy, sent
+        return Curve(run, its.size, *values, distance, disagreement)
+
+
+@cache
+def _data(task: str) -> tuple[Tensors, Tensors]:
+    return TASKS[task].data()
+
+
+@torch.no_grad()
+def _outputs(network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    outputs: torch.Tensor = network(inputs)
+    return outputs

@@ -1,0 +1,43 @@
+"""``python -m ringdl compare``: every policy learns, and reports what it has cost."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.running import EVERYTHING
+
+pytest.importorskip("sklearn")
+
+RANKS = (2, 4) if EVERYTHING else (2,)
+
+
+def compare(python: str, *words: str, folder: Path) -> tuple[str, list[dict]]:
+    file = folder / "found.json"
+    ended = subprocess.run(
+        [python, "-m", "ringdl", "compare", *words, f"--json={file}"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout, json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_policy_learns_what_the_default_does(
+    mpi_python: str, ranks: int, tmp_path: Path
+) -> None:
+    """To its accuracy, but for 0.01, with at most twice its examples."""
+    words = ("--tasks", "digits", "--ranks", str(ranks), "--seeds", "1", "--octaves", "1")
+    output, (found,) = compare(mpi_python, *words, folder=tmp_path)
+    rows = {row["policy"]: row for row in found["rows"]}
+    assert len(rows) == 10
+    assert rows["AllReduce"]["accuracy"][0] >= 0.95
+    late = {policy: row["examples"] for policy, row in rows.items() if not row["examples"] <= 2}
+    assert not late, output
+    for policy, row in rows.items():
+        assert row["bytes"] > 0, policy
+        assert row["distance"] > 0 or policy == "AllReduce" or ranks == 2, policy
