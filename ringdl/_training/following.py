@@ -191,7 +191,7 @@ class Following:
         self._model.step += 1
         self._call(self._policy.after_step)
 
-    def synchronize(self) -> None:
+    def synchronize(self, _parameters: Any = None) -> None:
         """See `ringdl.policies.synchronize`. Collective."""
         self._refuse_ended()
         have_joined = self._have_joined and self._epoch == self._model.communicator.epoch

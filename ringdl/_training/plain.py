@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol
@@ -118,7 +119,7 @@ class DistributedOptimizer(Generic[A]):
         self._passes = backward_passes_per_step
         self._communicator = ringdl.get_communicator() if communicator is None else communicator
         self._policy = check_policy(policy, op, compression)
-        self._ringdl_following: Any = None if self._policy is None else _NotYet()
+        self._ringdl_following: Any = None if self._policy is None else _NotYet(self)
         self._gradients: Gradients[A] | None = None
         self._names: list[str] | None = None
         self._passes_made = self._times = 0
@@ -222,11 +223,18 @@ class DistributedOptimizer(Generic[A]):
 class _NotYet:
     """Before the first step, which tells ranks of the parameters."""
 
-    def synchronize(self) -> None:
-        raise ringdl.UsageError(
-            "the optimizer has not made a step yet, and knows no parameters; broadcast them, or "
-            "make a step on all ranks first"
-        )
+    def __init__(self, optimizer: DistributedOptimizer[Any]) -> None:
+        self._optimizer = weakref.ref(optimizer)
+
+    def synchronize(self, parameters: Arrays | None = None) -> None:
+        optimizer = self._optimizer()
+        if parameters is None or optimizer is None:
+            raise ringdl.UsageError(
+                "the optimizer has not made a step yet, and knows no parameters; pass them, or "
+                "make a step on all ranks first"
+            )
+        optimizer._wrap(*_listed(parameters))
+        optimizer._ringdl_following.synchronize()
 
 
 class _Model(Model, Generic[A]):

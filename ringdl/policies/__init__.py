@@ -34,7 +34,8 @@ def synchronize(optimizer: Any, parameters: Any = None) -> Any:
 
     Args:
         optimizer: a wrapped one. With `AllReduce` nothing is to be done.
-        parameters: with optax, whose optimizers do not hold them: a tree.
+        parameters: with optax, whose optimizers do not hold them: a tree; with those of
+            ``ringdl.numpy``, on a rank that has made no step: as ``step`` takes them.
 
     Returns:
         With optax the parameters, else None.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringdl._errors import UsageError
 from ringdl.policies._averaging import check_count
 from ringdl.policies._policy import Model, Policy
-from ringdl.policies._shards import Shards
+from ringdl.policies._shards import Shards, wait_for_trainers
 
 
 class EASGD(Policy):
@@ -13,7 +13,7 @@ class EASGD(Policy):
 
     Elastic averaging (Zhang, Choromanska and LeCun 2015), asynchronously: nobody waits for anybody.
     Parameters of ranks explore around the center, which lies in shards as those of
-    `ParameterServer` do. Ranks may make different numbers of steps.
+    `ParameterServer` do. Ranks may make different numbers of steps, and none: see there.
 
     Args:
         every: so many steps are made between two times.
@@ -49,7 +49,7 @@ class EASGD(Policy):
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: the center."""
-        model.communicator.barrier(f"{model.key}.pulled")
+        wait_for_trainers(model, "pulled")
         self._shards.fetch(model.parameters)
         model.communicator.barrier(f"{model.key}.fetched")
 

@@ -8,7 +8,7 @@ from ringdl._engine import UpdateRule
 from ringdl._errors import UsageError
 from ringdl.policies._averaging import check_count
 from ringdl.policies._policy import Array, Model, Policy
-from ringdl.policies._shards import Shards
+from ringdl.policies._shards import Shards, wait_for_trainers
 
 Rule: TypeAlias = Literal["sgd", "adagrad", "adam"]
 
@@ -22,6 +22,9 @@ class ParameterServer(Policy):
 
     With a staleness it is stale-synchronous (Ho and others 2013): a rank that has pushed c times
     goes on once all have pushed c - staleness times. What it fetches then holds all of these.
+
+    A rank that makes no step, and calls `ringdl.policies.synchronize` at once, does nothing but
+    serve until the others have called it.
 
     A rank that ends loses only what it has not pushed. Ranks may make different numbers of steps;
     with a staleness, one that has no batch left calls ``join()``.
@@ -115,7 +118,7 @@ class ParameterServer(Policy):
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: what the shards hold, once all have pushed."""
         self.leave(model)
-        model.communicator.barrier(f"{model.key}.pushed")
+        wait_for_trainers(model, "pushed")
         self._fetch(model)
         model.communicator.barrier(f"{model.key}.fetched")
         self._pushes = 0

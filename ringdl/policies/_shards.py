@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,6 +130,12 @@ class Shards:
         for server, _ in self._servers[:1]:
             if clock > 0:
                 server.wait_for(clock, self._communicator._timeout)
+
+
+def wait_for_trainers(model: Model, what: str) -> None:
+    """Until all ranks are here. One that makes no step only serves, for as long as others train."""
+    timeout = math.inf if model.step == 0 else None
+    model.communicator.barrier(f"{model.key}.{what}", timeout)
 
 
 def _contiguous(arrays: Mapping[str, Array], names: Sequence[str]) -> list[Any]:

@@ -233,6 +233,27 @@ def check_ranks_of_their_own_pace(comm: Communicator) -> None:
         assert_same_bits(comm, its[0])
 
 
+@needs(ranks=2)
+def check_a_rank_that_only_serves(comm: Communicator) -> None:
+    """For longer than others would be waited for."""
+    for policy in (ParameterServer(1), EASGD(1)):
+        optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=policy)
+        its = [np.zeros(1000)]
+        before, comm._timeout = comm._timeout, 0.5
+        for _ in range(4 if comm.rank > 0 else 0):
+            optimizer.step(its, [np.ones(1000)])
+            time.sleep(0.2)
+        if comm.rank > 0:
+            comm._timeout = before
+        policies.synchronize(optimizer, its)
+        comm._timeout = before
+        assert_same_bits(comm, its[0])
+        if isinstance(policy, ParameterServer):
+            assert (its[0] == -4 * (comm.size - 1)).all()
+        else:
+            assert its[0][0] < 0
+
+
 def check_half_a_push(comm: Communicator) -> None:
     """What an error has ended is not pushed again, and nothing else is."""
     if comm.size == 1:
