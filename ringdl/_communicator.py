@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from operator import index
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ringdl._engine import Reduction
 from ringdl._errors import UsageError
-from ringdl._joining import leave_all, start_all_over
+from ringdl._joining import have_own_pace, leave_all, start_all_over
 from ringdl._objects import Objects
 from ringdl._reductions import Reductions
 from ringdl._settings import Settings
@@ -189,7 +190,8 @@ class Communicator(Reductions, Objects):
         other rank may make buckets or `split`, or name this one as a root.
 
         Args:
-            timeout: seconds without any call of the others, by default RINGDL_TIMEOUT.
+            timeout: seconds without any call of the others, by default RINGDL_TIMEOUT; without a
+                limit where they train at their own pace (`ringdl.policies.ParameterServer`).
 
         Returns:
             The rank that joined last, the same on all ranks: the one for which most works had been
@@ -203,7 +205,9 @@ class Communicator(Reductions, Objects):
         if self._group is not None:
             raise UsageError("join: call it on the communicator that this one was made from")
         error = leave_all()
-        last = self._engine.join(self._timeout if timeout is None else seconds_of(timeout))
+        if timeout is None:
+            timeout = math.inf if have_own_pace() else self._timeout
+        last = self._engine.join(seconds_of(timeout))
         start_all_over(last)
         if error is not None:
             raise error

@@ -15,6 +15,10 @@ class StartsOver(Protocol):
 class Leaves(StartsOver, Protocol):
     """Is notified before, when this rank joins, and of who joined last."""
 
+    @property
+    def has_own_pace(self) -> bool:
+        """Whether others may go on for long without any call that this rank would notice."""
+
     def leave(self) -> None: ...
     def joined(self, last: int) -> None: ...
 
@@ -43,6 +47,11 @@ def leave_all() -> Exception | None:
         except Exception as error:
             first = first or error
     return first
+
+
+def have_own_pace() -> bool:
+    """Whether some of them do."""
+    return any(each.has_own_pace for each in list(_leaving))
 
 
 def start_all_over(last: int) -> None:

@@ -126,12 +126,11 @@ void bind_server(nb::module_& module) {
            })
       .def(
           "set_clock",
-          [](Server& self, std::optional<uint64_t> steps, double timeout) {
+          [](Server& self, std::optional<uint64_t> steps) {
             const nb::gil_scoped_release release;
-            self.own->set_clock(steps.value_or(ParameterServer::kEnded),
-                                Patience{to_ns(timeout), check_signals});
+            self.own->set_clock(steps.value_or(ParameterServer::kEnded));
           },
-          nb::arg("steps").none(), nb::arg("timeout"))
+          nb::arg("steps").none())
       .def("flush_clock",
            [](Server& self, double timeout) {
              const nb::gil_scoped_release release;

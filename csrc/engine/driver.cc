@@ -226,11 +226,6 @@ void Driver::poll() {
 
 void Driver::open_box(const BoxName& name, std::shared_ptr<Box> box) {
   const Lock lock = lock_for_call();
-  if (!threads_) {
-    throw UsageError(
-        "other hosts are answered by a thread in the background, for which this MPI has to offer "
-        "MPI_THREAD_MULTIPLE: start MPI with it, or train on one host");
-  }
   engine_.parts().mailbox.open(name, std::move(box));
 }
 
@@ -238,6 +233,9 @@ std::shared_ptr<Work> Driver::call_box(const BoxName& name, int to,
                                        std::unique_ptr<Collective> caller,
                                        std::shared_ptr<const void> memory) {
   const Lock lock = lock_for_call();
+  if (engine_.parts().membership.is_leaving()) {
+    throw UsageError("ringdl is shutting down; call ringdl.init() first");
+  }
   return engine_.call_box(name, to, std::move(caller), std::move(memory));
 }
 

@@ -170,8 +170,10 @@ class Driver {
   /// Looks once for what has happened, where no thread does so in the background.
   void poll();
 
-  /// Calls of other ranks that this one answers, whatever its threads do: see Mailbox.
-  /// @throws UsageError  no thread could do so in the background
+  /// Whether works move while nobody waits.
+  bool has_threads() const { return threads_; }
+  /// Calls of other ranks that this one answers, by the progress thread if there is one: see
+  /// Mailbox.
   void open_box(const BoxName& name, std::shared_ptr<Box> box);
   /// Puts a call in the box of another member. Waits for it may time out while others are answered,
   /// so pass `for_good = false` to wait().

@@ -127,7 +127,9 @@ void Inbox::compare(Work& work, int from, const Description& theirs) {
              FailureKind::kMismatch, work.description.joins});
 }
 
-bool Inbox::answers_later() const { return !parts_.any_receives.is_empty() && !is_quiet(); }
+bool Inbox::answers_later() const {
+  return parts_.mailbox.has_new() || (!parts_.any_receives.is_empty() && !is_quiet());
+}
 
 void Inbox::answer_put_off() {
   if (is_quiet()) {

@@ -31,7 +31,8 @@ class Inbox {
              const std::byte* payload);
 
   /// Whether the diagnosis' questions have to wait: who asks concludes from what is missing, and
-  /// where a message is awaited from any rank, its header may arrive after the question.
+  /// where a message is awaited from any rank, its header may arrive after the question; and a
+  /// call that has come to a box is answered in the same poll.
   bool answers_later() const;
   /// Answers those that had to wait, once they need not.
   void answer_put_off();

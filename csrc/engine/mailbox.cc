@@ -38,18 +38,23 @@ std::shared_ptr<Work> Mailbox::call(const BoxName& name, int to, std::unique_ptr
 }
 
 int Mailbox::step() {
-  std::erase_if(boxes_, [](const Opened& opened) { return opened.box->is_over(); });
-  if (!std::exchange(are_headers_new_, false)) return 0;
-  int begun = 0;
+  int moved = 0;
+  for (const Opened& opened : boxes_) moved += opened.box->step();
+  std::erase_if(boxes_, [this](const Opened& opened) {
+    return opened.box->is_over([&](int member) {
+      return membership_.is_gone(opened.name.group->ranks[static_cast<size_t>(member)]);
+    });
+  });
+  if (!std::exchange(are_headers_new_, false)) return moved;
   for (const auto& [name, box, pairs] : boxes_) {
     for (size_t member = 0; member < pairs.size(); ++member) {
       while (pairs[member] && matching_.has_header(next_key(name, *pairs[member]))) {
         submit(name, pairs[member], box->answer(static_cast<int>(member)), box);
-        ++begun;
+        ++moved;
       }
     }
   }
-  return begun;
+  return moved;
 }
 
 }  // namespace ringdl

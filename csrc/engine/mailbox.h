@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "collective/collective.h"
 #include "engine/matching.h"
+#include "engine/membership.h"
 #include "engine/submitter.h"
 #include "engine/work.h"
 
@@ -25,8 +27,12 @@ class Box {
   /// This rank's side of a call: a channel of two ranks, of which it is the second.
   /// @param from  a member of the box' group
   virtual std::unique_ptr<Collective> answer(int from) = 0;
+  /// Called at each poll: goes on with what does not belong to a call any more.
+  /// @returns how much that was
+  virtual int step() { return 0; }
   /// Whether nobody calls any more.
-  virtual bool is_over() const = 0;
+  /// @param is_gone  whether a member answers and calls no more
+  virtual bool is_over(const std::function<bool(int member)>& is_gone) const = 0;
 };
 
 /// Calls of other ranks that this one answers without having made them.
@@ -40,7 +46,8 @@ class Box {
 /// answer receives it.
 class Mailbox {
  public:
-  Mailbox(Matching& matching, Submitter& submitter) : matching_(matching), submitter_(submitter) {}
+  Mailbox(Matching& matching, const Membership& membership, Submitter& submitter)
+      : matching_(matching), membership_(membership), submitter_(submitter) {}
 
   /// Calls that have come before are answered, too.
   void open(const BoxName& name, std::shared_ptr<Box> box);
@@ -54,6 +61,8 @@ class Mailbox {
 
   /// A header was parked.
   void on_header(const Key& key) { are_headers_new_ |= key.space == KeySpace::kBox; }
+  /// Whether some call has come that is not answered yet.
+  bool has_new() const { return are_headers_new_ && is_open(); }
   /// Begins to answer calls.
   /// @returns how many
   int step();
@@ -72,6 +81,7 @@ class Mailbox {
                                std::shared_ptr<const void> memory);
 
   Matching& matching_;
+  const Membership& membership_;
   Submitter& submitter_;
   std::vector<Opened> boxes_;
   bool are_headers_new_ = false;  // some were parked since step()

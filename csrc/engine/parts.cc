@@ -35,7 +35,7 @@ Parts::Parts(std::unique_ptr<Transport> its_transport, EngineOptions its_options
       immediate(all, *options.executor, hosts, planning, matching, works, submitter),
       membership(*transport, *control, hosts),
       any_receives(works, matching, membership, submitter),
-      mailbox(matching, submitter),
+      mailbox(matching, membership, submitter),
       joining(works, matching, planning, buckets, hosts, *control, clock, joining_owner, all),
       diagnosis(diagnosis_owner, *transport, *control),
       watchdog(diagnosis, rank) {

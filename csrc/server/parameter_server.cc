@@ -63,7 +63,8 @@ struct Calls {
   }
 };
 
-// Calls under way that tell other hosts of a clock: a rank that does not answer is not told more.
+// Calls under way that tell one member of a clock: if it does not answer, it is told no more, but
+// the newest one once it does.
 constexpr size_t kMostTold = 16;
 
 }  // namespace
@@ -87,7 +88,18 @@ ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, std::string nam
     throw UsageError("a parameter server holds float32 or float64, not " +
                      std::string(name_of(dtype)));
   }
+  for (int member = 0; member < group_->size(); ++member) {
+    if (is_remote(member)) remote_.push_back(member);
+  }
+  if (!remote_.empty() && !driver_->has_threads()) {
+    throw UsageError(
+        "other hosts are answered by a thread in the background, for which this MPI has to offer "
+        "MPI_THREAD_MULTIPLE: start MPI with it, or train on one host");
+  }
   const bool has_shard = group_->rank < servers_;
+  if (!remote_.empty() && has_shard) {
+    stage_ = Buffer(shape_of(group_->rank).count * item_bytes(dtype_));
+  }
   const size_t bytes = Board::kBytes + (has_shard ? Shard::bytes(shape_of(group_->rank)) : 0);
   memory_ = window_ ? window_->allocate(bytes) : allocate(bytes);
   if (!memory_) {
@@ -102,11 +114,12 @@ ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, std::string nam
 bool ParameterServer::is_forked() const { return getpid() != process_; }
 
 ParameterServer::~ParameterServer() {
-  if (is_forked()) return;  // it is its parent's
+  if (is_forked()) return;      // it is its parent's
+  if (boards_.empty()) return;  // nobody has seen its memory
   if (service_) {
     service_->leave();
-    for (int member = 0; member < group_->size(); ++member) try {
-        if (is_remote(member)) call(member, {.what = Request::What::kLeave});
+    for (const int member : remote_) try {
+        call(member, {.what = Request::What::kLeave});
       } catch (...) {  // shut down, as they are or will be
       }
   }
@@ -140,12 +153,13 @@ void ParameterServer::connect(const std::vector<int64_t>& places) {
     if (member >= servers_) continue;
     shards_.emplace(member, Shard(memory + Board::kBytes, shape_of(member)));
   }
-  const int remote = group_->size() - layout_->local_size();
-  if (remote == 0) return;
+  if (remote_.empty()) return;
   const auto own = shards_.find(group_->rank);
-  service_ = std::make_shared<ShardService>(ShardService::Place{
-      clocks_, own == shards_.end() ? std::nullopt : std::optional(own->second), memory_, window_,
-      rank_of(group_->rank), group_->size(), remote, driver_->segment_bytes()});
+  service_ = std::make_shared<ShardService>(
+      ShardService::Place{clocks_, own == shards_.end() ? std::nullopt : std::optional(own->second),
+                          memory_, window_, rank_of(group_->rank), remote_,
+                          driver_->segment_bytes()},
+      group_->size(), std::move(stage_));
   driver_->open_box(name_, service_);
 }
 
@@ -166,7 +180,7 @@ std::vector<int> ParameterServer::all_servers() const {
 // Of the shards those of other hosts are visited meanwhile; of this host's, this rank's first.
 void ParameterServer::visit(const Request& request, const std::vector<Piece>& pieces,
                             const std::vector<int>& servers, const Patience& patience) {
-  if (is_forked()) throw UsageError("a parameter server is used by the process that made it");
+  refuse_forked();
   Calls calls{*driver_, {}};
   std::vector<Shard> here;
   for (const int member : servers) {
@@ -193,7 +207,13 @@ void ParameterServer::visit(const Request& request, const std::vector<Piece>& pi
 
 // A block of this host may be held by a call that this process answers.
 void ParameterServer::help() {
-  if (service_) driver_->help();
+  if (!service_) return;
+  driver_->help();
+  tell_late();
+}
+
+void ParameterServer::refuse_forked() const {
+  if (is_forked()) throw UsageError("a parameter server is used by the process that made it");
 }
 
 void ParameterServer::wait_for_answer(int member, const std::shared_ptr<Work>& work,
@@ -201,8 +221,8 @@ void ParameterServer::wait_for_answer(int member, const std::shared_ptr<Work>& w
   try {
     driver_->wait(work, patience.timeout_ns, patience.interrupted, false);
   } catch (const StallError&) {
-    throw StallError("rank " + std::to_string(rank_of(member)) +
-                     ", which has a shard of the parameters, has not answered for " +
+    const std::string what = member < servers_ ? ", which has a shard of the parameters," : "";
+    throw StallError("rank " + std::to_string(rank_of(member)) + what + " has not answered for " +
                      seconds_text(patience.timeout_ns) +
                      "; was it stopped, or another rank while it sent to that one?");
   }
@@ -226,27 +246,49 @@ void ParameterServer::pull(const std::vector<Piece>& parameters, double share,
   visit({.what = Request::What::kPull, .share = share}, parameters, all_servers(), patience);
 }
 
-void ParameterServer::set_clock(uint64_t steps, const Patience& patience) {
+void ParameterServer::set_clock(uint64_t steps) {
+  refuse_forked();
   clocks_->set(group_->rank, steps);
-  if (!service_) return;
-  const Request request{.what = Request::What::kClock, .clock = steps, .number = ++clocks_told_};
-  for (int member = 0; member < group_->size(); ++member) {
-    if (is_remote(member) && !has_ended(member)) told_.emplace_back(member, call(member, request));
-  }
-  forget_told(kMostTold * static_cast<size_t>(group_->size()), patience);
+  ++clocks_told_;
+  for (const int member : remote_) tell(member);
 }
 
-void ParameterServer::flush_clock(const Patience& patience) { forget_told(0, patience); }
+void ParameterServer::end_clock(int member) {
+  refuse_forked();
+  clocks_->set(member, kEnded);
+}
 
 // Nobody who has ended has to be told.
-void ParameterServer::forget_told(size_t most, const Patience& patience) {
-  while (!told_.empty() && (told_.size() > most || told_.front().second->ended())) {
-    const auto [member, work] = told_.front();
-    told_.pop_front();
-    try {
-      wait_for_answer(member, work, patience);
-    } catch (const Error&) {
-      if (!has_ended(member)) throw;
+void ParameterServer::tell(int member) {
+  Told& told = told_[member];
+  while (!told.calls.empty() && told.calls.front()->ended()) {
+    const std::shared_ptr<Work> call = told.calls.front();
+    told.calls.pop_front();
+    if (call->state.load() == Work::State::kFailed && !has_ended(member)) call->failure.raise();
+  }
+  told.is_late = told.calls.size() >= kMostTold;
+  if (told.is_late || has_ended(member)) return;
+  const Request request{
+      .what = Request::What::kClock, .clock = clock(group_->rank), .number = clocks_told_};
+  told.calls.push_back(call(member, request));
+}
+
+void ParameterServer::tell_late() {
+  for (auto& [member, told] : told_) {
+    if (told.is_late) tell(member);
+  }
+}
+
+void ParameterServer::flush_clock(const Patience& patience) {
+  for (auto& [member, told] : told_) {
+    while (told.is_late || !told.calls.empty()) {
+      if (has_ended(member)) break;
+      if (!told.calls.empty()) wait_for_answer(member, told.calls.front(), patience);
+      if (told.is_late) {
+        tell(member);
+      } else {
+        told.calls.pop_front();
+      }
     }
   }
 }

@@ -41,7 +41,8 @@ class ParameterServer {
   /// @param name  the same on all members, and of no other one
   /// @param count  of all parameters, of one dtype
   /// @param servers  at most as many as members
-  /// @throws UsageError  the dtype is not updated
+  /// @throws UsageError  the dtype is not updated; or members are on several hosts, and no thread
+  /// answers in the background
   /// @throws OutOfMemory
   ParameterServer(std::shared_ptr<Driver> driver, std::string name, SharedGroup group, DType dtype,
                   size_t count, Update::Rule rule, int servers);
@@ -53,7 +54,6 @@ class ParameterServer {
   /// Where this rank's memory is, for the others of its host.
   int64_t place() const { return place_; }
   /// @param places  of all members
-  /// @throws UsageError  members are on several hosts, and no thread answers in the background
   void connect(const std::vector<int64_t>& places);
   /// Which parameters a member's shard holds: begin and end.
   std::pair<size_t, size_t> part(int member) const;
@@ -74,11 +74,12 @@ class ParameterServer {
   /// Moves parameters here and there towards one another: see pull_together().
   void pull(const std::vector<Piece>& parameters, double share, const Patience& patience);
 
-  /// This rank has pushed so many steps; kEnded: it pushes no more. Other hosts are told soon.
-  void set_clock(uint64_t steps, const Patience& patience);
+  /// This rank has pushed so many steps; kEnded: it pushes no more. Other hosts are told soon; one
+  /// that does not answer, once it does and this rank makes another call here.
+  void set_clock(uint64_t steps);
   static constexpr uint64_t kEnded = ~uint64_t{0};
   /// Another member pushes no more, as all members of this host note.
-  void end_clock(int member) { clocks_->set(member, kEnded); }
+  void end_clock(int member);
   /// Waits until other hosts know this rank's clock.
   void flush_clock(const Patience& patience);
   uint64_t clock(int member) const { return clocks_->of(member); }
@@ -92,7 +93,9 @@ class ParameterServer {
   std::shared_ptr<Work> call(int member, const Request& request,
                              const std::vector<Piece>& pieces = {});
   void wait_for_answer(int member, const std::shared_ptr<Work>& work, const Patience& patience);
-  void forget_told(size_t most, const Patience& patience);
+  void refuse_forked() const;
+  void tell(int member);
+  void tell_late();
   void help();
   std::vector<int> all_servers() const;
   Shard::Shape shape_of(int member) const;
@@ -117,8 +120,14 @@ class ParameterServer {
   std::map<int, Shard> shards_;  // of this host, by member
   std::vector<Board> boards_;    // the same, of all its members
   const std::shared_ptr<Clocks> clocks_;
-  std::shared_ptr<ShardService> service_;  // for other hosts; null if there are none
-  std::deque<std::pair<int, std::shared_ptr<Work>>> told_;  // members, of the clock
+  std::vector<int> remote_;                // members on other hosts
+  Buffer stage_;                           // until connect()
+  std::shared_ptr<ShardService> service_;  // for these; null if there are none
+  struct Told {
+    std::deque<std::shared_ptr<Work>> calls;  // under way
+    bool is_late = false;                     // the newest clock is not among them
+  };
+  std::map<int, Told> told_;  // what members on other hosts are told of this rank's clock
   uint64_t clocks_told_ = 0;
 };
 

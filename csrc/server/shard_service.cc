@@ -16,6 +16,17 @@ constexpr int kBlocksPerStep = 4;
 // Locks are asked for at every poll; whether their holder has ended, now and then.
 constexpr int kStepsPerLook = 64;
 
+// How many blocks it has done.
+// @param steps  of it so far
+int step_visit(Visit& visit, int& steps) {
+  int blocks = 0;
+  while (blocks < kBlocksPerStep && !visit.is_done()) {
+    if (!visit.step(++steps % kStepsPerLook == 0)) break;
+    ++blocks;
+  }
+  return blocks;
+}
+
 }  // namespace
 
 // One call: the second of a channel's two ranks.
@@ -49,9 +60,9 @@ class ShardService::Answer final : public Collective {
   bool is_posted_ = false;
   State state_ = State::kBegins;
   std::optional<Passage> there_, back_;
-  std::optional<Visit> visit_;
+  std::unique_ptr<Visit> visit_;
   int64_t blocks_ = 0;
-  int in_vain_ = 0;
+  int steps_ = 0;
 };
 
 bool ShardService::Answer::step(Channel& channel) {
@@ -95,27 +106,28 @@ bool ShardService::Answer::visit() {
       last = request_.number;
       place.clocks->set(from_, request_.clock);
     }
-    if (request_.what == Request::What::kLeave) ++service_.callers_left_;
+    if (request_.what == Request::What::kLeave) {
+      service_.have_left_[static_cast<size_t>(from_)] = true;
+    }
     return true;
   }
   if (!visit_) {
     const Shard::Shape& shape = place.shard->shape();
-    visit_.emplace(std::span<const Shard>(&*place.shard, 1),
-                   std::vector<Piece>{{shape.begin, shape.count, service_.stage_.data()}},
-                   place.rank, place.window.get(), action_of(request_));
+    visit_ = std::make_unique<Visit>(
+        std::span<const Shard>(&*place.shard, 1),
+        std::vector<Piece>{{shape.begin, shape.count, service_.stage_.data()}}, place.rank,
+        place.window.get(), action_of(request_));
   }
-  for (int i = 0; i < kBlocksPerStep && !visit_->is_done(); ++i) {
-    if (!visit_->step(++in_vain_ % kStepsPerLook == 0)) return false;
-    ++blocks_;
-  }
+  blocks_ += step_visit(*visit_, steps_);
   return visit_->is_done();
 }
 
-// What has been brought is not lost with its caller.
+// What has been brought is not lost with its caller: the service goes on with it.
 void ShardService::Answer::stop() noexcept {
-  constexpr int kMostInVain = 1000;
-  for (int in_vain = 0; visit_ && !visit_->is_done() && in_vain < kMostInVain;) {
-    if (!visit_->step(in_vain % kStepsPerLook == kStepsPerLook - 1)) ++in_vain;
+  if (visit_ && !visit_->is_done()) {
+    std::ranges::replace(service_.line_, static_cast<const void*>(this),
+                         static_cast<const void*>(visit_.get()));
+    service_.orphan_ = std::move(visit_);
   }
   visit_.reset();
   state_ = State::kVisited;
@@ -129,11 +141,27 @@ std::string ShardService::Answer::describe() const {
   return "parameter server: receives";
 }
 
-ShardService::ShardService(Place place)
+ShardService::ShardService(Place place, int members, Buffer stage)
     : place_(std::move(place)),
-      stage_(place_.shard ? place_.shard->shape().count * item_bytes(place_.shard->shape().dtype)
-                          : 0),
-      clocks_(static_cast<size_t>(place_.members)) {}
+      stage_(std::move(stage)),
+      clocks_(static_cast<size_t>(members)),
+      have_left_(static_cast<size_t>(members)) {}
+
+int ShardService::step() {
+  if (!orphan_) return 0;
+  const int blocks = step_visit(*orphan_, steps_);
+  if (orphan_->is_done()) {
+    std::erase(line_, orphan_.get());
+    orphan_.reset();
+  }
+  return blocks;
+}
+
+bool ShardService::is_over(const std::function<bool(int member)>& is_gone) const {
+  return has_left_.load() && !orphan_ && std::ranges::all_of(place_.callers, [&](int member) {
+           return have_left_[static_cast<size_t>(member)] || is_gone(member);
+         });
+}
 
 std::unique_ptr<Collective> ShardService::answer(int from) {
   return std::make_unique<Answer>(*this, from);

@@ -11,6 +11,7 @@
 #include "server/board.h"
 #include "server/remote_visit.h"
 #include "server/shard.h"
+#include "server/visit.h"
 #include "transport/window.h"
 
 namespace ringdl {
@@ -19,8 +20,8 @@ namespace ringdl {
 ///
 /// What a call brings is collected in a stage, of the shard's size, before the shard is visited, so
 /// that no lock is held while messages travel: a call has happened wholly, or not at all if its
-/// caller ends in the middle. Calls have the stage in turn. So others wait, and memory does not
-/// grow with them.
+/// caller ends in the middle. Calls have the stage in turn: others wait, also for a caller that is
+/// stopped, and memory does not grow with them.
 ///
 /// Threads: the engine's; leave() may be called by any.
 class ShardService final : public Box {
@@ -31,17 +32,18 @@ class ShardService final : public Box {
     std::shared_ptr<const std::byte> memory;  // of the shard
     std::shared_ptr<const Window> window;     // of its users; may be null
     int rank;
-    int members;
-    int callers;
+    std::vector<int> callers;  // members
     size_t segment_bytes;
   };
 
-  /// @throws OutOfMemory
-  explicit ShardService(Place place);
+  /// @param members  of the group
+  /// @param stage  of the shard's size
+  ShardService(Place place, int members, Buffer stage);
 
   std::unique_ptr<Collective> answer(int from) override;
+  int step() override;
   /// Once this rank and all callers have left.
-  bool is_over() const override { return has_left_.load() && callers_left_ == place_.callers; }
+  bool is_over(const std::function<bool(int member)>& is_gone) const override;
   void leave() { has_left_.store(true); }
 
  private:
@@ -49,9 +51,11 @@ class ShardService final : public Box {
 
   const Place place_;
   Buffer stage_;
-  std::deque<const Answer*> line_;  // for the stage; the first one has it
-  std::vector<uint64_t> clocks_;    // the last of each member's, by its number
-  int callers_left_ = 0;
+  std::deque<const void*> line_;   // for the stage: answers; the first one has it
+  std::unique_ptr<Visit> orphan_;  // of a call that has failed: it has the stage
+  std::vector<uint64_t> clocks_;   // the last of each member's, by its number
+  std::vector<bool> have_left_;    // by member
+  int steps_ = 0;                  // of the orphan, and those before
   std::atomic<bool> has_left_ = false;
 };
 

@@ -59,6 +59,9 @@ class Model(ABC):
             self._state = self.read_state()
         return self._state
 
+    def take(self, parameters: Any) -> None:  # noqa: B027
+        """Read and write these from now on, if the framework hands parameters over."""
+
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Around a policy's method: what it has asked for is written back in the end."""
@@ -165,6 +168,12 @@ class Following:
         is_going_on = self._has_begun and self._epoch == self._model.communicator.epoch
         return self._policy.averages_gradients(self._model.step if is_going_on else 0)
 
+    @property
+    def has_own_pace(self) -> bool:
+        """Whether ranks train by a policy for which nobody waits."""
+        is_its = self._has_begun and not self._has_ended
+        return is_its and type(self._policy).leave is not Policy.leave
+
     def leave(self) -> None:
         """This rank joins."""
         is_its = self._has_begun and not self._has_ended
@@ -191,8 +200,10 @@ class Following:
         self._model.step += 1
         self._call(self._policy.after_step)
 
-    def synchronize(self, _parameters: Any = None) -> None:
+    def synchronize(self, parameters: Any = None) -> None:
         """See `ringdl.policies.synchronize`. Collective."""
+        if parameters is not None:
+            self._model.take(parameters)
         self._refuse_ended()
         have_joined = self._have_joined and self._epoch == self._model.communicator.epoch
         if have_joined and type(self._policy).leave is Policy.leave:

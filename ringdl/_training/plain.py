@@ -253,6 +253,10 @@ class _Model(Model, Generic[A]):
         self.parameters_now = parameters
         """Those of this step."""
 
+    def take(self, parameters: Arrays) -> None:
+        """See `Model`."""
+        self.parameters_now = _listed(parameters)[1]
+
     def read_parameters(self) -> Mapping[str, Array]:
         """See `Model`."""
         return self._read(dict(zip(self._names, self.parameters_now, strict=True)))

@@ -21,12 +21,13 @@ from ringdl.compare._tasks import TASKS
 
 _LEGEND = """\
 loss, accuracy: of the test's data, after as many examples as AllReduce has had, each policy at its
-best learning rate; medians over seeds. examples: to AllReduce's accuracy less 0.01; to loss: to its
-loss; step, time: seconds of a step, and to its loss; time, slow: the same where one rank computes
-{slow} times longer, in both. All as shares of AllReduce's; -: not reached with twice its examples.
-KB/step: what each rank sends where ranks share no memory. distance: of the parameters from
-AllReduce's, as a share of how far these have moved, and guesses: how many of the test's differ,
-after twice the examples."""
+best learning rate; medians over seeds. examples: to AllReduce's accuracy less 0.01, as a share of
+all that it has had. As shares of what AllReduce took: to loss: examples to its loss; step, time:
+seconds of a step, and to its loss; time, slow: the same where one rank computes {slow} times
+longer, in both. -: not reached with twice the examples. KB/step: what each rank sends where ranks
+share no memory. distance: of the parameters from AllReduce's, as a share of how far these have
+moved, and guesses: how many of the test's differ. Of policies at each rank's own pace rank 0's
+parameters are shown, as they are between two exchanges; of others the mean of all ranks'."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +151,14 @@ class Comparison:
             slowed = self._job(
                 [self._run(name, rates[name], 0, self._slow) for name in self._chosen]
             )
-            few = [Run(self._task, name, rates[name], 0, 2 * SNAPSHOTS) for name in self._chosen]
+            steps = 2 * SNAPSHOTS
+            few = [Run(self._task, name, rates[name], 0, steps, steps) for name in self._chosen]
             apart = self._job(few, RINGDL_SHARED_MEMORY="0")
         return summarize(curves, slowed, apart), curves, slowed, apart
 
     def _run(self, name: str, rate: float, seed: int, slow: float = 1.0) -> Run:
         steps = self._steps * (1 if name == BASE else 2)
-        return Run(self._task, name, rate, seed, steps, slow)
+        return Run(self._task, name, rate, seed, steps, self._steps, slow)
 
     def _best_rates(self) -> dict[str, float]:
         """Powers of two around the task's; further, where the best one is at the end."""
@@ -171,7 +173,7 @@ class Comparison:
                 tried[name] |= octaves
                 for octave in sorted(octaves):
                     rate = self._rate(name, octave)
-                    runs.append(Run(self._task, name, rate, 1000, self._steps))
+                    runs.append(Run(self._task, name, rate, 1000, self._steps, self._steps))
             if not runs:
                 break
             curves += self._job(runs)
@@ -180,7 +182,8 @@ class Comparison:
             for name, octaves in tried.items():
                 for end, next_ in ((min(octaves), -1), (max(octaves), 1)):
                     if best[name] == self._rate(name, end):
-                        wanted[name] = {end + next_, end + 2 * next_}
+                        further = {end + next_, end + 2 * next_}
+                        wanted[name] = wanted.get(name, set()) | further
         return best
 
     def _rate(self, name: str, octave: int) -> float:

@@ -39,7 +39,7 @@ def table(rows: Sequence[Row]) -> str:
                 f"{middle:.3f}",
                 f"{low:.3f}-{high:.3f}",
                 *map(_share, (row.examples, row.to_loss, row.step, row.seconds, row.slow_seconds)),
-                f"{row.bytes / 1e3:.0f}",
+                "-" if math.isnan(row.bytes) else f"{row.bytes / 1e3:.0f}",
                 f"{row.distance:.2f}",
                 f"{row.disagreement:.1%}",
             )

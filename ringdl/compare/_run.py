@@ -31,6 +31,7 @@ class Run:
         rate: the learning rate.
         seed: of the network and of the order of samples.
         steps: of each rank, if all make as many.
+        budget: the same of the base run: what policies are made for, and compared at.
         slow: how many times longer than another one the last rank computes.
     """
 
@@ -39,6 +40,7 @@ class Run:
     rate: float
     seed: int
     steps: int
+    budget: int
     slow: float = 1.0
 
 
@@ -54,9 +56,9 @@ class Curve:
         loss: of the test's data.
         accuracy: the same.
         bytes: that ranks have sent, each on average, between processes that share no memory.
-        distance: of the last parameters from those of the base run, as a share of what that has
-            moved.
-        disagreement: the share of the test's data for which the last guesses differ from its.
+        distance: of the parameters from those of the base run, after as many examples, as a share
+            of what that has moved.
+        disagreement: the share of the test's data for which guesses differ from its, likewise.
     """
 
     run: Run
@@ -94,7 +96,7 @@ class Runner:
         optimizer = hvd.DistributedOptimizer(
             task.optimizer(network.parameters(), run.rate),
             network.named_parameters(),
-            policy=choice.make(run.steps),
+            policy=choice.make(run.budget),
         )
         steps = self._steps(run)
         marks = {steps * number // SNAPSHOTS for number in range(1, SNAPSHOTS + 1)}
@@ -152,16 +154,19 @@ class Runner:
             outputs = _outputs(network, test[0])
             loss.append(float(functional.cross_entropy(outputs, test[1])))
             accuracy.append(float((outputs.argmax(1) == test[1]).float().mean()))
-        vector_to_parameters(last, network.parameters())
+        there = (
+            last if run.steps == run.budget else snapshots[SNAPSHOTS * run.budget // run.steps - 1]
+        )
+        vector_to_parameters(there, network.parameters())
         guesses = _outputs(network, test[0]).argmax(1)
         key = run.task, run.seed
         if run.policy == BASE:
-            self._base[key] = first, last, guesses
+            self._base[key] = first, there, guesses
         distance = disagreement = 0.0
         if key in self._base:
             base_first, base_last, base_guesses = self._base[key]
             moved = float((base_last - base_first).norm())
-            distance = float((last - base_last).norm()) / moved
+            distance = float((there - base_last).norm()) / moved
             disagreement = float((guesses != base_guesses).float().mean())
         total = run.steps * (TASKS[run.task].batch // its.size) * its.size
         examples = [total * number // SNAPSHOTS for number in range(1, SNAPSHOTS + 1)]

@@ -6,34 +6,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from ringdl.compare._policies import BASE
 from ringdl.compare._run import Curve
 
-_LAST = 4
-"""Snapshots, of which the median is what a run has reached."""
+_LAST = 1 / 8
+"""Of the examples, in which the median is what a run has reached."""
 
 
 @dataclass(frozen=True)
 class Row:
     """A policy beside gradients that are averaged in each step, for one task on so many ranks.
 
-    Medians over seeds; infinite where it is not reached. Examples and seconds are shares of those
-    of the base.
+    Medians over seeds, each beside the base of that seed; infinite where it is not reached.
 
     Args:
         policy: its name.
         rate: the best learning rate.
         loss: after as many examples as the base has had.
         accuracy: the same; then the lowest and the highest of all seeds.
-        examples: to the base's accuracy, but for 0.01.
-        to_loss: examples to the base's loss.
+        examples: to the base's accuracy, but for 0.01, as a share of all that it has had.
+        to_loss: examples to the base's loss, as a share of its own; so are the next three.
         step: seconds of a step.
         seconds: to the base's loss.
         slow_seconds: the same, with a slow rank in both.
         bytes: that each rank sends in a step, where ranks share no memory.
-        distance: of parameters from the base's, after twice its examples.
-        disagreement: of guesses from the base's, likewise.
+        distance: of parameters from the base's.
+        disagreement: of guesses from the base's.
     """
 
     policy: str
@@ -52,7 +52,7 @@ class Row:
 
 def score(curve: Curve) -> float:
     """What rates are chosen by: the loss in the end."""
-    return _reached(curve.loss)
+    return _reached(curve, curve.loss, curve.examples[-1])
 
 
 def best_rates(curves: Sequence[Curve]) -> dict[str, float]:
@@ -76,66 +76,60 @@ def summarize(
         slowed: the same with a slow rank.
         apart: of ranks that share no memory.
     """
-    base = [curve for curve in curves if curve.run.policy == BASE]
-    target_accuracy = median(_reached(curve.accuracy) for curve in base) - 0.01
-    target_loss = median(_reached(curve.loss) for curve in base)
-    budget = base[0].examples[-1]
-    base_to_loss = _median(base, lambda curve: _first(curve.examples, curve.loss, target_loss))
-    base_seconds = _median(base, lambda curve: _first(curve.seconds, curve.loss, target_loss))
-    base_step = _median(base, _step)
-    slow_base = [curve for curve in slowed if curve.run.policy == BASE]
-    base_slow = _median(slow_base, lambda curve: _first(curve.seconds, curve.loss, target_loss))
+    base = {curve.run.seed: curve for curve in curves if curve.run.policy == BASE}
+    slow_base = {curve.run.seed: curve for curve in slowed if curve.run.policy == BASE}
     rows = []
     for policy in dict.fromkeys(curve.run.policy for curve in curves):
         its = [curve for curve in curves if curve.run.policy == policy]
-        its_slow = [curve for curve in slowed if curve.run.policy == policy]
-        its_apart = [curve for curve in apart if curve.run.policy == policy]
-        accuracies = [_reached(_until(curve, budget, curve.accuracy)) for curve in its]
+        beside = [(curve, base[curve.run.seed]) for curve in its]
+        slow = [
+            (curve, slow_base[curve.run.seed]) for curve in slowed if curve.run.policy == policy
+        ]
+        sent = [curve.bytes[-1] / curve.run.steps for curve in apart if curve.run.policy == policy]
+        accuracies = [_reached(each, each.accuracy, by.examples[-1]) for each, by in beside]
         rows.append(
             Row(
                 policy,
                 its[0].run.rate,
-                median(_reached(_until(curve, budget, curve.loss)) for curve in its),
+                median(_reached(each, each.loss, by.examples[-1]) for each, by in beside),
                 (median(accuracies), min(accuracies), max(accuracies)),
-                _median(
-                    its,
-                    lambda curve: (
-                        _first(curve.examples, [-a for a in curve.accuracy], -target_accuracy)
-                        / budget
-                    ),
-                ),
-                _median(its, lambda curve: _first(curve.examples, curve.loss, target_loss))
-                / base_to_loss,
-                _median(its, _step) / base_step,
-                _median(its, lambda curve: _first(curve.seconds, curve.loss, target_loss))
-                / base_seconds,
-                _median(its_slow, lambda curve: _first(curve.seconds, curve.loss, target_loss))
-                / base_slow,
-                _median(its_apart, lambda curve: curve.bytes[-1] / curve.run.steps),
-                _median(its, lambda curve: curve.distance),
-                _median(its, lambda curve: curve.disagreement),
+                median(_to_accuracy(each, by) / by.examples[-1] for each, by in beside),
+                median(_to_loss(each, by, "examples") for each, by in beside),
+                median(_step(each) / _step(by) for each, by in beside),
+                median(_to_loss(each, by, "seconds") for each, by in beside),
+                median(_to_loss(each, by, "seconds") for each, by in slow) if slow else math.nan,
+                median(sent) if sent else math.nan,
+                median(curve.distance for curve in its),
+                median(curve.disagreement for curve in its),
             )
         )
     return rows
 
 
-def _median(curves: Sequence[Curve], value: object) -> float:
-    assert callable(value)
-    values = [value(curve) for curve in curves]
-    return median(values) if values else math.nan
-
-
-def _reached(values: Sequence[float]) -> float:
-    last = [each if math.isfinite(each) else math.inf for each in values[-_LAST:]]
+def _reached(curve: Curve, values: Sequence[float], examples: int) -> float:
+    """The median in the last part of so many examples."""
+    last = [
+        value if math.isfinite(value) else math.inf
+        for value, had in zip(values, curve.examples, strict=True)
+        if examples * (1 - _LAST) < had <= examples
+    ]
     return median(last)
+
+
+def _to_accuracy(curve: Curve, base: Curve) -> float:
+    target = _reached(base, base.accuracy, base.examples[-1]) - 0.01
+    return _first(curve.examples, [-value for value in curve.accuracy], -target)
+
+
+def _to_loss(curve: Curve, base: Curve, of: Literal["examples", "seconds"]) -> float:
+    """As a share of what the base took to the loss that it ends with."""
+    target = _reached(base, base.loss, base.examples[-1])
+    its, theirs = getattr(curve, of), getattr(base, of)
+    return _first(its, curve.loss, target) / _first(theirs, base.loss, target)
 
 
 def _step(curve: Curve) -> float:
     return curve.seconds[-1] / curve.examples[-1]
-
-
-def _until(curve: Curve, examples: int, values: Sequence[float]) -> list[float]:
-    return [value for value, had in zip(values, curve.examples, strict=True) if had <= examples]
 
 
 def _first(places: Sequence[float], values: Sequence[float], target: float) -> float:

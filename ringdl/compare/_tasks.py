@@ -142,5 +142,5 @@ def _adam(parameters: Any, rate: float) -> torch.optim.Optimizer:
 TASKS = {
     "digits": Task(_mlp, _sgd, lambda: _digits(False), 0.05, 64, 320),
     "shifted-digits": Task(_convolutional, _sgd, lambda: _digits(True), 0.05, 64, 320),
-    "gpt": Task(_Gpt, _adam, _library, 0.003, 32, 240),
+    "gpt": Task(_Gpt, _adam, _library, 0.003, 32, 256),
 }

@@ -64,6 +64,7 @@ class Files:
 
         Raises:
             IndexError: there is no such sample.
+            TypeError: indices are not integers.
         """
         gathered = {name: column.gather(indices) for name, column in self._columns.items()}
         return gathered.get("", gathered)
@@ -91,9 +92,13 @@ class _Column:
     def gather(self, indices: Any) -> Array:
         import numpy as np
 
-        wanted = np.asarray(indices, np.int64)
-        if wanted.size and not 0 <= wanted.min() <= wanted.max() < len(self):
-            raise IndexError(f"samples are 0 to {len(self) - 1}, and {wanted.max()} is wanted")
+        wanted = np.asarray(indices)
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise TypeError(f"indices are {wanted.dtype}; pass integers")
+        wanted = wanted.astype(np.int64)
+        strange = wanted[(wanted < 0) | (wanted >= len(self))]
+        if strange.size:
+            raise IndexError(f"samples are 0 to {len(self) - 1}, and {strange[0]} is wanted")
         first = self._arrays[0]
         result = np.empty((len(wanted), *first.shape[1:]), first.dtype)
         order = np.argsort(wanted, kind="stable")  # neighbours are read together
@@ -107,7 +112,8 @@ class _Column:
 
 def _files(paths: Paths) -> list[Path]:
     if isinstance(paths, (str, os.PathLike)):
-        found = sorted(glob.glob(os.fspath(paths)))
+        path = os.fspath(paths)
+        found = [path] if os.path.isfile(path) else sorted(glob.glob(path))
     else:
         found = [os.fspath(path) for path in paths]
     if not found:
@@ -145,7 +151,7 @@ def _map_safetensors(file: Path) -> dict[str, Array]:
     """Views of a file's tensors: eight bytes say how long the header is, which is JSON."""
     import numpy as np
 
-    data = np.memmap(file, np.uint8, "r")
+    data = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
     begin = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else len(data) + 1
     if begin > len(data):
         raise UsageError(f"{file} is no safetensors file, or was cut")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +63,8 @@ class Loader:
         for name, value in (("batch_size", batch_size), ("ahead", ahead), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} is {value!r}; pass a number, at least 1")
-        self._data = data if hasattr(data, "gather") else _Arrays(data)
+        is_array = hasattr(data, "__getitem__")  # torch's have a gather, too
+        self._data = _Arrays(data) if is_array else data
         self.batch_size = batch_size
         self._sampler = ShardedSampler(
             self._data,
@@ -72,7 +74,8 @@ class Loader:
             communicator=communicator,
         )
         self._ahead, self._transform = ahead, transform
-        self._pool = ThreadPoolExecutor(threads, "ringdl.data")
+        self._threads = threads
+        self._make_pool()
         self._next: _Reading | None = None
         self._epoch = self._consumed = 0
         self._waited = self._total = 0.0
@@ -88,7 +91,10 @@ class Loader:
         return self._waited / self._total if self._total > 0 else 0.0
 
     def state_dict(self) -> dict[str, int]:
-        """Where training is: keep it with a checkpoint. The same on all ranks."""
+        """Where training is: keep it with a checkpoint.
+
+        The same on all ranks; but in an epoch's last batch, where some have fewer samples.
+        """
         return {"epoch": self._epoch, "consumed": self._consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -108,7 +114,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         reading = self._next or self._begin()
         self._next = None
-        if (reading.epoch, reading.consumed) != (self._epoch, self._consumed):
+        if reading.place != self._place():
             reading.cancel()
             reading = self._begin()
         self._waited = self._total = 0.0
@@ -121,12 +127,21 @@ class Loader:
                 self._consumed = min(
                     self._consumed + count * self._sampler.size, self._sampler.sample_count
                 )
+                self._total = time.perf_counter() - began
                 yield batch
                 self._total = time.perf_counter() - began
         finally:
             reading.cancel()
         self._epoch, self._consumed = self._epoch + 1, 0
         self._next = self._begin()
+
+    def _place(self) -> tuple[int, ...]:
+        """What is read depends on."""
+        return self._epoch, self._consumed, self._sampler.rank, self._sampler.size, os.getpid()
+
+    def _make_pool(self) -> None:
+        self._process = os.getpid()
+        self._pool = ThreadPoolExecutor(self._threads, "ringdl.data")
 
     def _begin(self) -> _Reading:
         """Begin to read what is left of the epoch."""
@@ -136,7 +151,9 @@ class Loader:
             indices[begin : begin + self.batch_size]
             for begin in range(0, len(indices), self.batch_size)
         ]
-        reading = _Reading(self._epoch, self._consumed, parts, self._pool, self._gather)
+        if self._process != os.getpid():  # threads stay in their process
+            self._make_pool()
+        reading = _Reading(self._place(), parts, self._pool, self._gather)
         reading.begin(self._ahead)
         return reading
 
@@ -150,13 +167,12 @@ class _Reading:
 
     def __init__(
         self,
-        epoch: int,
-        consumed: int,
+        place: tuple[int, ...],
         parts: Sequence[Any],
         pool: ThreadPoolExecutor,
         gather: Callable[[Any], Any],
     ) -> None:
-        self.epoch, self.consumed = epoch, consumed
+        self.place = place
         self.futures: deque[tuple[int, Future[Any]]] = deque()
         self._parts, self._pool, self._gather = iter(parts), pool, gather
 

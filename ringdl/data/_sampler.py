@@ -71,6 +71,12 @@ class ShardedSampler:
         self._consumed = 0
 
     @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        self._follow()
+        return self._rank
+
+    @property
     def size(self) -> int:
         """How many ranks there are."""
         self._follow()

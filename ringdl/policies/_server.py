@@ -23,8 +23,8 @@ class ParameterServer(Policy):
     With a staleness it is stale-synchronous (Ho and others 2013): a rank that has pushed c times
     goes on once all have pushed c - staleness times. What it fetches then holds all of these.
 
-    A rank that makes no step, and calls `ringdl.policies.synchronize` at once, does nothing but
-    serve until the others have called it.
+    A rank that has called `ringdl.policies.synchronize` serves until the others have called it; one
+    that makes no step does nothing else.
 
     A rank that ends loses only what it has not pushed. Ranks may make different numbers of steps;
     with a staleness, one that has no batch left calls ``join()``.
@@ -103,8 +103,8 @@ class ParameterServer(Policy):
         self._steps += 1
         if self._steps == self.push_every:
             self._push(model)
-            self._shards.count(self._pushes)
-            if self.staleness is not None:
+            if self.staleness is not None:  # else nobody asks
+                self._shards.count(self._pushes)
                 self._shards.wait_for(self._pushes - self.staleness)
         if model.step % self.fetch_every == 0:
             self._fetch(model)
@@ -113,7 +113,8 @@ class ParameterServer(Policy):
         """See `Policy.leave`."""
         if self._steps > 0:
             self._push(model)
-        self._shards.count(None)
+        if self.staleness is not None:
+            self._shards.count(None)
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: what the shards hold, once all have pushed."""

@@ -114,7 +114,7 @@ class Shards:
     def count(self, clock: int | None) -> None:
         """Tell others how often this rank has pushed; None: it does not push any more."""
         for server, _ in self._servers[:1]:
-            server.set_clock(clock, self._communicator._timeout)
+            server.set_clock(clock)
 
     def flush(self) -> None:
         """Wait until others know."""
@@ -133,9 +133,8 @@ class Shards:
 
 
 def wait_for_trainers(model: Model, what: str) -> None:
-    """Until all ranks are here. One that makes no step only serves, for as long as others train."""
-    timeout = math.inf if model.step == 0 else None
-    model.communicator.barrier(f"{model.key}.{what}", timeout)
+    """Until all ranks are here, however long others train: this one serves meanwhile."""
+    model.communicator.barrier(f"{model.key}.{what}", math.inf)
 
 
 def _contiguous(arrays: Mapping[str, Array], names: Sequence[str]) -> list[Any]:

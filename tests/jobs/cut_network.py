@@ -33,9 +33,10 @@ def layer(number: int, grid: Grid | None) -> torch.nn.Module:
 
 def start(module: torch.nn.Module) -> None:
     """The same parameters, however they are cut, and one at a time."""
+    cuts = parallel.cuts_of(module)
     for name, parameter in sorted(module.named_parameters()):
         generator = torch.Generator().manual_seed(int(name.split(".")[0]))
-        cut = parallel.cut_of(parameter)
+        cut = cuts.get(name)
         shape = [*parameter.shape]
         if cut is not None:
             shape[cut.dim] = cut.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,48 @@ def check_transformer() -> None:
             assert cut.head.weight is cut.tokens.weight
 
 
+def check_clipping() -> None:
+    """By the norm of the uncut network's gradients; copies of a module know how they are cut."""
+    its = all_ranks()
+    if FEATURES % its.size != 0:
+        return
+    for is_sequence_cut in (False, True):
+        uncut = Transformer(alone(), False, its.size)
+        cut = copy.deepcopy(Transformer(its, is_sequence_cut, its.size))
+        for model in (uncut, cut):
+            model(*batch(0)).backward()
+        expected = torch.nn.utils.clip_grad_norm_(uncut.parameters(), 0.1)
+        norm = parallel.clip_grad_norm_(cut, 0.1)
+        torch.testing.assert_close(norm, expected, **EXACT)
+        cuts = parallel.cuts_of(cut)
+        for name, parameter in cut.named_parameters():
+            gradient = uncut.get_parameter(name).grad
+            assert gradient is not None
+            own = gradient if name not in cuts else cuts[name].own(gradient)
+            torch.testing.assert_close(parameter.grad, own, **EXACT, msg=name)
+        for name, tensor in parallel.state_dict(cut).items():
+            assert (tensor == uncut.state_dict()[name]).all(), name
+
+
+def check_ranks_without_rows() -> None:
+    """Of a vocabulary smaller than the ranks are many."""
+    its = all_ranks()
+    rows = max(1, its.size - 1)
+    torch.manual_seed(11)
+    uncut = torch.nn.Embedding(rows, 3, dtype=torch.float64)
+    torch.manual_seed(11)
+    cut = parallel.VocabularyParallelEmbedding(
+        rows, 3, communicator=its, sequence_dim=1, dtype=torch.float64
+    )
+    ids = torch.arange(4 * its.size).reshape(2, -1) % rows
+    weight = random(2, 2 * its.size, 3)
+    (uncut(ids) * weight).sum().backward()
+    (cut(ids) * parallel.scatter(weight, its, 1)).sum().backward()
+    assert uncut.weight.grad is not None
+    begin, count = parallel.span(rows, its)
+    torch.testing.assert_close(cut.weight.grad, uncut.weight.grad[begin : begin + count], **EXACT)
+
+
 @needs(ranks=2)
 def check_data_and_model() -> None:
     """The wrapper averages along the data axis; as one process with the whole batch."""
@@ -276,7 +319,7 @@ def layers(count: int) -> list[torch.nn.Module]:
     for number in range(count - 2):
         made.append(torch.nn.Linear(6, 6, dtype=torch.float64))
         if number % 2 == 0:
-            made[-1] = torch.nn.Sequential(made[-1], torch.nn.Tanh())
+            made[-1] = torch.nn.Sequential(torch.nn.ReLU(inplace=True), made[-1])
     return [*made, torch.nn.Linear(6, 3, dtype=torch.float64)]
 
 
@@ -377,6 +420,20 @@ def check_wrong_use() -> None:
     wrong = torch.nn.Linear(2, 3 * its.size + 1).state_dict()
     with expect(ringdl.UsageError, "'weight' has the shape"):
         parallel.load_state_dict(linear, wrong)
+    with expect(ringdl.UsageError, "leave out gathers"):
+        parallel.ColumnParallelLinear(2, 6, communicator=its, sections=3, gathers=True)
+    with expect(ringdl.UsageError, "7 outputs in 2 sections"):
+        parallel.ColumnParallelLinear(2, 7, communicator=its, sections=2)
+    with expect(ringdl.UsageError, "padding_idx is not there"):
+        parallel.VocabularyParallelEmbedding(4, 2, communicator=its, padding_idx=1)
+    if its.size > 1:
+        whole = parallel.LocallyConnected2d(1, 1, (9, 9), 3, communicator=its)
+        with expect(ringdl.UsageError, "of the image's rows, and the input 9"):
+            whole(torch.zeros(1, 1, 9, 9))
+        tied = layers(2 * its.size)
+        tied[-1] = tied[1]
+        with expect(ringdl.UsageError, "layers share a parameter"):
+            parallel.Pipeline(tied, functional.mse_loss, its, microbatches=its.size)
     made = layers(2 * its.size + 1)
     for options, text in (
         ({"microbatches": 0}, "microbatches and chunks are at least 1"),

@@ -16,7 +16,7 @@ from ringdl.compare._tasks import TASKS
 def curve(policy: str, loss: list[float], second: float = 1.0, **its: Any) -> Curve:
     """A snapshot every 10 examples, of as many seconds each; the accuracy is 1 - loss / 10."""
     steps = range(1, len(loss) + 1)
-    run = Run("digits", policy, its.get("rate", 0.1), its.get("seed", 0), 2 * len(loss))
+    run = Run("digits", policy, its.get("rate", 0.1), its.get("seed", 0), 2 * len(loss), 16)
     return Curve(
         run,
         2,
@@ -48,7 +48,7 @@ def test_figures() -> None:
     assert base.loss == 2
     assert base.to_loss == base.seconds == base.slow_seconds == 1
     assert base.examples == pytest.approx(0.5 * 0.975, abs=0.02)  # of 80; within 0.01 at loss 2.1
-    assert other.loss == 3.5, "after as many examples as the base has had"
+    assert other.loss == 3, "after as many examples as the base has had"
     assert other.to_loss == 90 / 40
     assert other.seconds == 4.5 / 4
     assert other.slow_seconds == 4.5 / 16, "between two snapshots"
@@ -70,9 +70,11 @@ def test_what_is_not_reached() -> None:
 
 
 def test_seeds() -> None:
+    """Each beside the base of the same seed, which always reaches its own loss."""
     curves = [curve(BASE, [8, 6, 4, last, last, last, last, last], seed=last) for last in (1, 2, 3)]
-    (row,) = summarize(curves, [], [])
+    (row,) = summarize(curves, curves[2:], [])
     assert row.loss == 2
+    assert row.to_loss == row.seconds == row.slow_seconds == 1
     assert row.accuracy == pytest.approx((0.8, 0.7, 0.9))
 
 

@@ -136,9 +136,11 @@ def test_files(kind: str, tmp_path: Path) -> None:
     empty = files.gather([])
     assert isinstance(empty, dict)
     assert empty["x"].shape == (0, 2)
-    for wrong in ([8], [-1]):
-        with pytest.raises(IndexError, match="samples are 0 to 7"):
+    for wrong in ([8], [2, -1]):
+        with pytest.raises(IndexError, match=f"samples are 0 to 7, and {wrong[-1]} is wanted"):
             files.gather(wrong)
+    with pytest.raises(TypeError, match="pass integers"):
+        files.gather([0.5])  # type: ignore[list-item]
     if kind == "npy":
         rows = Files([tmp_path / "x-0.npy", tmp_path / "x-2.npy"]).gather([1])
         assert isinstance(rows, np.ndarray)
@@ -160,6 +162,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", array)
     (tmp_path / "d.safetensors").write_bytes(b"\x20" + bytes(7) + b"{")
     (tmp_path / "e.txt").write_text("")
+    (tmp_path / "f.safetensors").write_bytes(b"")
     for paths, text in (
         (str(tmp_path / "*.x"), "there are no files"),
         (["a.npy"], "there is no file a.npy"),
@@ -169,6 +172,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         ),
         ({"x": tmp_path / "a.npy", "y": tmp_path / "c.npy"}, "different numbers of rows"),
         (tmp_path / "d.safetensors", "is no safetensors file, or was cut"),
+        (tmp_path / "f.safetensors", "is no safetensors file, or was cut"),
         (tmp_path / "e.txt", "pass .npy files, or .safetensors files"),
     ):
         with pytest.raises(ringdl.UsageError, match=text):
@@ -248,7 +252,7 @@ def test_steps_do_not_wait_for_reads() -> None:
     assert loader.waiting_share < 0.15, "the second epoch's first batches were read in the first"
     (unread,) = loaders(Slow(), 1, 1, ahead=1)
     for _ in unread:
-        pass
+        assert unread.waiting_share <= 1
     assert unread.waiting_share > 0.7
 
 
@@ -280,6 +284,23 @@ def test_errors_of_loaders() -> None:
     (loader,) = loaders(np.arange(3), 1)
     with pytest.raises(ringdl.UsageError, match="4 of 3 samples"):
         loader.load_state_dict({"epoch": 0, "consumed": 4})
+
+
+def test_loaders_follow_a_change_of_ranks() -> None:
+    """What was read ahead for another number of them is not used."""
+    ranks = SimpleNamespace(rank=0, size=4)
+    loader = Loader(np.arange(16), 2, shuffle=False, communicator=ranks)  # type: ignore[arg-type]
+    assert [x for batch in loader for x in batch.tolist()] == [0, 4, 8, 12]
+    ranks.size = 2
+    assert [x for batch in loader for x in batch.tolist()] == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_tensors_are_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    (loader,) = loaders(torch.arange(6.0), 1)
+    batches = list(loader)
+    assert sorted(torch.cat(batches).tolist()) == [0, 1, 2, 3, 4, 5]
+    assert 0 <= loader.waiting_share <= 1
 
 
 def test_transforms_run_in_threads() -> None:

@@ -8,8 +8,9 @@ an axis each layer is the one of PyTorch, and calls nothing.
 from ringdl.torch.parallel._blocks import ParallelAttention, ParallelMLP
 from ringdl.torch.parallel._cuts import (
     Cut,
-    cut_of,
+    clip_grad_norm_,
     cut_parameter,
+    cuts_of,
     load_state_dict,
     state_dict,
 )
@@ -46,10 +47,11 @@ __all__ = [
     "add",
     "allgather",
     "alltoall",
+    "clip_grad_norm_",
     "copy",
     "cross_entropy",
-    "cut_of",
     "cut_parameter",
+    "cuts_of",
     "gather",
     "load_state_dict",
     "receive",

@@ -42,19 +42,64 @@ class Cut:
         return torch.cat([whole(one, self.communicator, self.dim) for one in each], self.dim)
 
 
-def cut_parameter(parameter: torch.Tensor, cut: Cut) -> torch.nn.Parameter:
-    """This rank's part of a parameter, which remembers of what it is one."""
-    if cut.communicator.size == 1:
-        assert isinstance(parameter, torch.nn.Parameter)
-        return parameter
-    own = torch.nn.Parameter(cut.own(parameter.detach()), parameter.requires_grad)
-    own._ringdl_cut = cut  # type: ignore[attr-defined]
-    return own
+def cut_parameter(module: torch.nn.Module, name: str, cut: Cut) -> None:
+    """Leave this rank's part alone of one of a module's own parameters, which is whole before."""
+    whole_parameter = module.get_parameter(name)
+    vars(module).setdefault("_ringdl_cuts", {})[name] = cut
+    if cut.communicator.size > 1:
+        own = torch.nn.Parameter(cut.own(whole_parameter.detach()), whole_parameter.requires_grad)
+        module.register_parameter(name, own)
 
 
-def cut_of(parameter: torch.Tensor) -> Cut | None:
-    """How a parameter is cut; None if this rank has all of it."""
-    return getattr(parameter, "_ringdl_cut", None)
+def cuts_of(module: torch.nn.Module) -> dict[str, Cut]:
+    """How parameters of a network are cut, by their names; this rank has all of the others."""
+    return {
+        f"{path}.{name}" if path else name: cut
+        for path, each in module.named_modules(remove_duplicate=False)
+        for name, cut in vars(each).get("_ringdl_cuts", {}).items()
+    }
+
+
+def clip_grad_norm_(
+    module: torch.nn.Module, max_norm: float, pipeline: Communicator | None = None
+) -> torch.Tensor:
+    """Scale the gradients of a network down, so that the norm of all of them is at most so much.
+
+    As ``torch.nn.utils.clip_grad_norm_`` does for the uncut network. Collective.
+
+    Args:
+        module: this rank's part of the network.
+        max_norm: the largest 2-norm.
+        pipeline: the ranks that have the other stages, if it has some.
+
+    Returns:
+        The norm before, the same on all ranks.
+    """
+    cuts = cuts_of(module)
+    here = torch.zeros((), dtype=torch.float64)
+    parts: dict[Communicator, torch.Tensor] = {}
+    for name, parameter in module.named_parameters():
+        cut = cuts.get(name)
+        if cut is not None:
+            parts.setdefault(cut.communicator, torch.zeros((), dtype=torch.float64))
+        if parameter.grad is None:
+            continue
+        square = parameter.grad.detach().double().square().sum()
+        if cut is None:
+            here += square
+        else:
+            parts[cut.communicator] += square
+    for communicator, square in parts.items():
+        here += communicator.allreduce(square, ringdl.Sum)
+    if pipeline is not None:
+        here = pipeline.allreduce(here, ringdl.Sum)
+    norm = here.sqrt()
+    factor = max_norm / (float(norm) + 1e-6)  # as PyTorch has it
+    if factor < 1:
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+    return norm
 
 
 def state_dict(
@@ -72,7 +117,7 @@ def state_dict(
     Raises:
         MismatchError: ranks have cut the network in different ways; on all of them.
     """
-    cuts = {name: cut_of(each) for name, each in module.named_parameters(remove_duplicate=False)}
+    cuts = cuts_of(module)
     state: dict[str, torch.Tensor] = {}
     for name, tensor in module.state_dict().items():
         cut = cuts.get(name)
@@ -100,7 +145,7 @@ def load_state_dict(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) 
     Raises:
         UsageError: something is missing, or has another shape.
     """
-    cuts = {name: cut_of(each) for name, each in module.named_parameters(remove_duplicate=False)}
+    cuts = cuts_of(module)
     own: dict[str, torch.Tensor] = {}
     for name, tensor in module.state_dict().items():
         if name not in state:

@@ -74,12 +74,20 @@ def reducescatter(x: torch.Tensor, communicator: Communicator, dim: int) -> torc
 
 
 def alltoall(x: torch.Tensor, communicator: Communicator, cut: int, joined: int) -> torch.Tensor:
-    """This rank's part along ``cut`` of what ranks have parts of along ``joined``."""
+    """This rank's part along ``cut`` of what ranks have parts of along ``joined``.
+
+    Raises:
+        UsageError: there is less along ``cut`` than ranks.
+    """
+    if x.shape[cut] < communicator.size:
+        raise ringdl.UsageError(
+            f"{x.shape[cut]} along dimension {cut} cannot be cut over {communicator.size} ranks"
+        )
     return x if communicator.size == 1 else applied(_Alltoall, x, communicator, cut, joined)
 
 
 def send(x: torch.Tensor, to: int, communicator: Communicator) -> torch.Tensor:
-    """Send a tensor to a rank, which calls `receive` with its shape and dtype.
+    """Send a tensor, which requires a gradient, to a rank, which calls `receive`.
 
     Returns:
         A number, 0: add it to what ``backward()`` is called of, so that the gradient is awaited.

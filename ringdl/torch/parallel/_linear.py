@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+import ringdl
 from ringdl import Communicator
 from ringdl.torch.parallel import _exchanges
 from ringdl.torch.parallel._cuts import Cut, cut_parameter
@@ -36,6 +37,9 @@ class ColumnParallelLinear(torch.nn.Linear):
         sequence_dim: if given, inputs are cut along this dimension, and put together first.
         sections: see `Cut`.
         options: ``device`` and ``dtype``.
+
+    Raises:
+        UsageError: outputs are not a multiple of sections, or both sections and gathers are given.
     """
 
     def __init__(
@@ -50,13 +54,18 @@ class ColumnParallelLinear(torch.nn.Linear):
         sections: int = 1,
         **options: Any,
     ) -> None:
+        if out_features % sections != 0 or (sections > 1 and gathers):
+            raise ringdl.UsageError(
+                f"{out_features} outputs in {sections} sections: sections have to be equal, and "
+                "are not put together again; leave out gathers"
+            )
         super().__init__(in_features, out_features, bias, **options)
         self.communicator, self.gathers = communicator, gathers
         self.sequence_dim = sequence_dim
         cut = Cut(communicator, 0, out_features, sections)
-        self.weight = cut_parameter(self.weight, cut)
-        if self.bias is not None:
-            self.bias = cut_parameter(self.bias, cut)
+        cut_parameter(self, "weight", cut)
+        if bias:
+            cut_parameter(self, "bias", cut)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product with this rank's columns."""
@@ -97,7 +106,7 @@ class RowParallelLinear(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, **options)
         self.communicator, self.scatters = communicator, scatters
         self.sequence_dim = sequence_dim
-        self.weight = cut_parameter(self.weight, Cut(communicator, 1, in_features))
+        cut_parameter(self, "weight", Cut(communicator, 1, in_features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' products."""
@@ -111,4 +120,4 @@ class RowParallelLinear(torch.nn.Linear):
             y = _exchanges.reducescatter(y, self.communicator, self.sequence_dim)
             if bias is not None:
                 bias = _exchanges.copy(bias, self.communicator)
-        return y if bias is None else y + bias
+        return y if bias is None else y + bias.to(y.dtype)

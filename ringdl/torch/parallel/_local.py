@@ -64,23 +64,30 @@ class LocallyConnected2d(torch.nn.Module):
         cut = Cut(communicator, 1, height)
         bound = 1 / math.sqrt(fan_in)
         weight = torch.empty(out_channels, height, width, fan_in, **options)
-        self.weight = cut_parameter(torch.nn.Parameter(weight.uniform_(-bound, bound)), cut)
+        self.weight = torch.nn.Parameter(weight.uniform_(-bound, bound))
+        cut_parameter(self, "weight", cut)
         self.bias: torch.nn.Parameter | None = None
         if bias:
             its = torch.empty(out_channels, height, width, **options).uniform_(-bound, bound)
-            self.bias = cut_parameter(torch.nn.Parameter(its), cut)
+            self.bias = torch.nn.Parameter(its)
+            cut_parameter(self, "bias", cut)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's rows of the output, from its rows of the input.
 
         Both are (batch, channels, rows, width). Where it has none, its loss has to use them, too.
         """
+        rows = span(self.image_size[0], self.communicator)[1]
+        if x.shape[2] != rows:
+            raise ringdl.UsageError(
+                f"this rank's region has {rows} of the image's rows, and the input {x.shape[2]}"
+            )
         needed = [self._needed(rank) for rank in range(self.communicator.size)]
         region = exchange_rows(x, self.image_size[0], needed, self.communicator)
         out_channels, height, width, _ = self.weight.shape
         if height == 0:  # its gradients are empty, and it takes part in the others' exchange
-            rows = region[:, :1, :, :width].expand(-1, out_channels, -1, -1)
-            return rows + sum(parameter.sum() for parameter in self.parameters())
+            none = region[:, :1, :, :width].expand(-1, out_channels, -1, -1)
+            return none + sum(parameter.sum() for parameter in self.parameters())
         places = functional.unfold(region, self.kernel_size, stride=self.stride)
         patches = places.reshape(*places.shape[:2], height, width)
         y = torch.einsum("bkhw,ohwk->bohw", patches, self.weight)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 import ringdl
 from ringdl import Communicator
+from ringdl.torch.parallel._exchanges import applied
 from ringdl.torch.parallel._schedule import Task, one_forward_one_backward
 
 Layer = torch.nn.Module | Callable[[], torch.nn.Module]
@@ -42,8 +44,12 @@ class Pipeline(torch.nn.Module):
         cuts: which layer each stage but the first begins with; by default stages have equally many
             layers.
 
+    What travels between stages is one tensor, whose shape and dtype depend on those of the inputs
+    alone.
+
     Raises:
-        UsageError: fewer layers than stages, or another argument is wrong.
+        UsageError: fewer layers than stages; layers on different ranks share a parameter (which is
+            not noticed where functions make them); or another argument is wrong.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class Pipeline(torch.nn.Module):
         )
         self._shapes: dict[Batch, Shapes] = {}
         self._parts: list[list[str]] = []
+        _refuse_shared(layers, bounds, communicator.size)
         for chunk in range(chunks):
             stage = chunk * communicator.size + communicator.rank
             names = [str(number) for number in range(bounds[stage], bounds[stage + 1])]
@@ -222,6 +229,39 @@ class _Links:
             work.wait()
 
 
+class _Entry:
+    """What a stage has received, and the gradient of it."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._shape, self._dtype = x.shape, x.dtype
+        self._gradient: torch.Tensor | None = None
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """Zeros if there is none."""
+        if self._gradient is None:
+            return torch.zeros(self._shape, dtype=self._dtype)
+        return self._gradient
+
+    def take(self, gradient: torch.Tensor) -> None:
+        self._gradient = gradient
+
+
+class _Enter(torch.autograd.Function):
+    """What a stage has received: no leaf, so that its first layer may work in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, entry: _Entry, _: torch.Tensor) -> torch.Tensor:
+        ctx.entry = entry
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        ctx.entry.take(gradient)
+        return None, None, None
+
+
 class _Run:
     """One batch: what is kept for backward passes, and what it has lost."""
 
@@ -232,7 +272,7 @@ class _Run:
         self._count = batch[0]
         self._links = _Links(pipeline, shapes, knows_shapes=bool(shapes.pop(_KNOWN, None)))
         self._shapes = shapes
-        self._kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._kept: dict[tuple[int, int], tuple[_Entry | None, torch.Tensor]] = {}
         self.loss = torch.zeros((), dtype=torch.float64)
 
     def expect(self, tasks: Sequence[Task]) -> None:
@@ -272,27 +312,30 @@ class _Run:
     def _forward(self, task: Task, x: torch.Tensor | None) -> torch.Tensor | None:
         pipeline = self._pipeline
         begin, count = _microbatch(self._count, pipeline.microbatches, task.microbatch)
+        entry = None
         if x is None:
             x = self._inputs[begin : begin + count]
-        elif x.is_floating_point():
-            x.requires_grad_()
+        else:
+            entry = _Entry(x)
+            if x.is_floating_point():
+                x = applied(_Enter, x, entry, torch.zeros((), requires_grad=True))
         y = pipeline._run_chunk(task.chunk, x)
         if pipeline._stage(task.chunk) < pipeline._stages - 1:
-            self._kept[task.chunk, task.microbatch] = x, y
+            self._kept[task.chunk, task.microbatch] = entry, y
             return y
         loss = pipeline.loss(y, self._targets[begin : begin + count]) * (count / self._count)
         self.loss += loss.detach().to(torch.float64)
-        self._kept[task.chunk, task.microbatch] = x, loss
+        self._kept[task.chunk, task.microbatch] = entry, loss
         return None
 
     def _backward(self, task: Task, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        x, y = self._kept.pop((task.chunk, task.microbatch))
+        entry, y = self._kept.pop((task.chunk, task.microbatch))
         if y.requires_grad:
             torch.autograd.backward(y, gradient)
         if self._pipeline._stage(task.chunk) == 0:
             return None
-        assert x is not None
-        return torch.zeros_like(x) if x.grad is None else x.grad
+        assert entry is not None
+        return entry.gradient
 
 
 _KNOWN: Key = ("all are known", 0, 0)
@@ -318,6 +361,18 @@ def _refuse_batch(told: Sequence[tuple[Batch | None, int | None]], microbatches:
             f"there are {batch[0]} inputs and {targets} targets, for {microbatches} microbatches; "
             "pass equally many, and at least one for each"
         )
+
+
+def _refuse_shared(layers: Sequence[Layer], bounds: Sequence[int], ranks: int) -> None:
+    owners: dict[torch.nn.Parameter, int] = {}
+    for stage, (begin, end) in enumerate(pairwise(bounds)):
+        for layer in layers[begin:end]:
+            for parameter in layer.parameters() if isinstance(layer, torch.nn.Module) else ():
+                if owners.setdefault(parameter, stage % ranks) != stage % ranks:
+                    raise ringdl.UsageError(
+                        "layers share a parameter, and are on different ranks, which would train "
+                        "it apart; put them on one rank by cuts, or give each its own"
+                    )
 
 
 def _microbatch(count: int, microbatches: int, number: int) -> tuple[int, int]:

@@ -25,6 +25,9 @@ class VocabularyParallelEmbedding(torch.nn.Embedding):
         communicator: the ranks, as ``grid.model``.
         sequence_dim: if given, each rank gets its part of the output along this dimension.
         options: ``device`` and ``dtype``.
+
+    Raises:
+        UsageError: another option of ``torch.nn.Embedding``.
     """
 
     def __init__(
@@ -36,9 +39,11 @@ class VocabularyParallelEmbedding(torch.nn.Embedding):
         sequence_dim: int | None = None,
         **options: Any,
     ) -> None:
+        if strange := options.keys() - {"device", "dtype"}:
+            raise ringdl.UsageError(f"{sorted(strange)[0]} is not there for a cut embedding")
         super().__init__(num_embeddings, embedding_dim, **options)
         self.communicator, self.sequence_dim = communicator, sequence_dim
-        self.weight = cut_parameter(self.weight, Cut(communicator, 0, num_embeddings))
+        cut_parameter(self, "weight", Cut(communicator, 0, num_embeddings))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the whole table.
@@ -51,7 +56,7 @@ class VocabularyParallelEmbedding(torch.nn.Embedding):
         local = ids - begin
         is_here = (local >= 0) & (local < count)
         if count == 0:
-            rows = self.weight.new_zeros((*ids.shape, self.embedding_dim))
+            rows = self.weight.new_zeros((*ids.shape, self.embedding_dim)) + self.weight.sum()
         else:
             rows = functional.embedding(local.where(is_here, 0), self.weight)
             rows = rows * is_here.unsqueeze(-1)
@@ -124,9 +129,11 @@ class _CrossEntropy(torch.autograd.Function):
         found = torch.stack([wide.exp().sum(-1), hits.where(is_here, 0)])
         total, hit = communicator.allreduce_(found, ringdl.Sum)
         log_total = total.log()
+        ctx.dtype = logits.dtype
         ctx.save_for_backward(wide, log_total, own, is_here, counts)
-        losses: torch.Tensor = (log_total - hit).where(counts, 0).to(logits.dtype)
-        return losses
+        losses: torch.Tensor = (log_total - hit).where(counts, 0)
+        is_mixed = torch.is_autocast_enabled(logits.device.type)
+        return losses if is_mixed else losses.to(logits.dtype)
 
     @staticmethod
     @once_differentiable
@@ -136,7 +143,7 @@ class _CrossEntropy(torch.autograd.Function):
         if result.shape[-1]:
             result.scatter_add_(-1, own, -is_here.unsqueeze(-1).to(result.dtype))
         result *= gradient.where(counts, 0).unsqueeze(-1)
-        return result.to(gradient.dtype), None, None, None
+        return result.to(ctx.dtype), None, None, None
 
 
 def _refuse_strange(ids: torch.Tensor, size: int) -> None:

@@ -42,7 +42,7 @@ class Sums final : public Box {
   std::unique_ptr<Collective> answer(int from) override {
     return std::make_unique<Answer>(*this, from);
   }
-  bool is_over() const override { return answered_ == most_; }
+  bool is_over(const std::function<bool(int)>&) const override { return answered_ == most_; }
   void end_after(int64_t answers) { most_ = answers; }
   int64_t answered() const { return answered_; }
 
@@ -188,6 +188,26 @@ void test_what_the_answering_rank_does() {
   });
 }
 
+// A rank that shuts down goes on to answer until the others have, too.
+void test_shut_down_ranks_answer() {
+  check::run_ranks(3, {}, {}, [](Driver& driver) {
+    const BoxName name{"sums", driver.group_of_all_ranks()};
+    const auto box = std::make_shared<Sums>(5, 3);
+    box->end_after(1'000'000);
+    driver.open_box(name, box);
+    check::barrier(driver);
+    if (driver.rank() == 0) return;
+    check::pause_ms(100);
+    int64_t sum = 0;
+    for (int i = 1; i < 200; ++i) {
+      const auto work =
+          driver.call_box(name, 0, std::make_unique<Question>(std::vector<int64_t>(5, 1), sum));
+      driver.wait(work, check::kTimeout, {}, false);
+      CHECK_EQ(sum, 5 * i);
+    }
+  });
+}
+
 // A rank that shuts down, or gives up: the other side gets to know.
 void test_ends() {
   check::run_ranks(2, {}, {}, [](Driver& driver) {
@@ -224,6 +244,7 @@ int main() {
   test_order();
   test_names();
   test_what_the_answering_rank_does();
+  test_shut_down_ranks_answer();
   test_ends();
   return check::report();
 }

@@ -263,7 +263,7 @@ void test_ranks_at_once() {
         constexpr int kPushes = 20;
         for (int i = 1; i <= kPushes; ++i) {
           server->push(gradient, {Update::Rule::kSgd, 1.0}, patience);
-          server->set_clock(static_cast<uint64_t>(i), patience);
+          server->set_clock(static_cast<uint64_t>(i));
           server->wait_for(static_cast<uint64_t>(std::max(i - 2, 0)), patience);
           server->fetch(whole(values), patience);
           for (int member = 0; member < servers; ++member) {
@@ -331,7 +331,8 @@ void test_patience() {
         CHECK(asked >= 2);
       }
       check::exchange(*driver, {0});
-      server->set_clock(ParameterServer::kEnded, {kTimeout});
+      server->set_clock(ParameterServer::kEnded);
+      server->flush_clock({kTimeout});
       server->wait_for(1'000'000, {kTimeout});
       check::exchange(*driver, {0});
     });
