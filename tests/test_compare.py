@@ -26,6 +26,7 @@ def compare(python: str, *words: str, folder: Path) -> tuple[str, list[dict]]:
     return ended.stdout, json.loads(file.read_text())
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_policy_learns_what_the_default_does(
     mpi_python: str, ranks: int, tmp_path: Path
@@ -35,7 +36,7 @@ def test_every_policy_learns_what_the_default_does(
     output, (found,) = compare(mpi_python, *words, folder=tmp_path)
     rows = {row["policy"]: row for row in found["rows"]}
     assert len(rows) == 10
-    assert rows["AllReduce"]["accuracy"][0] >= 0.95
+    assert rows["AllReduce"]["accuracy"][0] >= 0.94
     late = {policy: row["examples"] for policy, row in rows.items() if not row["examples"] <= 2}
     assert not late, output
     for policy, row in rows.items():
