@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ringdl._errors import UsageError
 
@@ -22,7 +22,45 @@ _SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "
 _SAFETENSORS |= {"I8": "|i1", "U8": "|u1", "BOOL": "|b1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 
 
-class Files:
+class Table:
+    """Columns of samples, alike in length.
+
+    Args:
+        columns: by name; that of the only one may be empty.
+
+    Raises:
+        UsageError: their lengths differ.
+    """
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+        counts = {name: len(column) for name, column in columns.items()}
+        if len({*counts.values()}) != 1:
+            raise UsageError(f"arrays have different numbers of rows: {counts}")
+        self._count = next(iter(counts.values()))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def gather(self, indices: Sequence[int] | NDArray[np.int64]) -> Any:
+        """These samples, in this order: copies. An array, or a dictionary of arrays.
+
+        Raises:
+            IndexError: there is no such sample.
+            TypeError: indices are not integers.
+        """
+        gathered = {name: column.gather(indices) for name, column in self._columns.items()}
+        return gathered.get("", gathered)
+
+
+class Column(Protocol):
+    """Samples, or a part of each."""
+
+    def __len__(self) -> int: ...
+    def gather(self, indices: Any) -> Any: ...
+
+
+class Files(Table):
     """Samples in ``.npy`` or ``.safetensors`` files, one after the other: rows of their arrays.
 
     The files are mapped, so what is read is what a batch needs, and ranks of a host read the same
@@ -44,30 +82,11 @@ class Files:
 
     def __init__(self, paths: Paths | Mapping[str, Paths]) -> None:
         if isinstance(paths, Mapping):
-            self._columns = {name: _column(each, name) for name, each in paths.items()}
-        else:
-            files = _files(paths)
-            if files[0].suffix == ".safetensors":
-                self._columns = _tensors(files)
-            else:
-                self._columns = {"": _column(paths, "")}
-        counts = {name: len(column) for name, column in self._columns.items()}
-        if len({*counts.values()}) != 1:
-            raise UsageError(f"arrays have different numbers of rows: {counts}")
-        self._count = next(iter(counts.values()))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def gather(self, indices: Sequence[int] | NDArray[np.int64]) -> Array | dict[str, Array]:
-        """These samples, in this order: copies.
-
-        Raises:
-            IndexError: there is no such sample.
-            TypeError: indices are not integers.
-        """
-        gathered = {name: column.gather(indices) for name, column in self._columns.items()}
-        return gathered.get("", gathered)
+            super().__init__({name: _column(each, name) for name, each in paths.items()})
+            return
+        files = _files(paths)
+        is_named = files[0].suffix == ".safetensors"
+        super().__init__(_tensors(files) if is_named else {"": _column(paths, "")})
 
 
 class _Column:

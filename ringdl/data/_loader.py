@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ringdl._errors import UsageError
+from ringdl.data._files import Table
 from ringdl.data._sampler import Remainder, ShardedSampler
 
 if TYPE_CHECKING:
@@ -63,8 +64,10 @@ class Loader:
         for name, value in (("batch_size", batch_size), ("ahead", ahead), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} is {value!r}; pass a number, at least 1")
-        is_array = hasattr(data, "__getitem__")  # torch's have a gather, too
-        self._data = _Arrays(data) if is_array else data
+        if hasattr(data, "__getitem__"):  # arrays; torch's have a gather, too
+            arrays = data if isinstance(data, Mapping) else {"": data}
+            data = Table({name: _InMemory(each) for name, each in arrays.items()})
+        self._data = data
         self.batch_size = batch_size
         self._sampler = ShardedSampler(
             self._data,
@@ -194,19 +197,14 @@ class _Reading:
             self.futures.pop()[1].cancel()
 
 
-class _Arrays:
-    """Arrays in memory, as `Files` are."""
+class _InMemory:
+    """An array, as a column."""
 
-    def __init__(self, arrays: Any) -> None:
-        self._arrays = arrays if isinstance(arrays, Mapping) else {"": arrays}
-        lengths = {name: len(each) for name, each in self._arrays.items()}
-        if len({*lengths.values()}) != 1:
-            raise UsageError(f"arrays have different numbers of rows: {lengths}")
-        self._length = next(iter(lengths.values()))
+    def __init__(self, array: Any) -> None:
+        self._array = array
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._array)
 
     def gather(self, indices: Any) -> Any:
-        gathered = {name: each[indices] for name, each in self._arrays.items()}
-        return gathered.get("", gathered)
+        return self._array[indices]

@@ -22,7 +22,8 @@ own way. Parts are as equal as can be: the first ranks have one more where they 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -30,12 +31,18 @@ from torch.autograd.function import once_differentiable
 import ringdl
 from ringdl import Communicator
 
+Step: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+def split(size: int, parts: int, number: int) -> tuple[int, int]:
+    """One of the parts of something, as equal as can be: from which on, and how many."""
+    least, more = divmod(size, parts)
+    return number * least + min(number, more), least + (number < more)
+
 
 def span(size: int, communicator: Communicator, rank: int | None = None) -> tuple[int, int]:
     """Which of ``size`` a rank has, by default this one: from which on, and how many."""
-    rank = communicator.rank if rank is None else rank
-    least, more = divmod(size, communicator.size)
-    return rank * least + min(rank, more), least + (rank < more)
+    return split(size, communicator.size, communicator.rank if rank is None else rank)
 
 
 def part(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
@@ -45,32 +52,62 @@ def part(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
 
 def copy(x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
     """What all have; each is going to use it in its own way."""
-    return x if communicator.size == 1 else applied(_Copy, x, communicator)
+    return exchanged(
+        x,
+        communicator,
+        lambda x: x.view_as(x),
+        lambda gradient: summed(gradient, communicator),
+    )
 
 
 def add(x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
     """The sum of all ranks' tensors."""
-    return x if communicator.size == 1 else applied(_Add, x, communicator)
+    return exchanged(
+        x,
+        communicator,
+        lambda x: summed(x, communicator),
+        lambda gradient: gradient,
+    )
 
 
 def gather(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
     """The whole of what ranks have parts of; all are going to use it alike."""
-    return x if communicator.size == 1 else applied(_Gather, x, communicator, dim)
+    return exchanged(
+        x,
+        communicator,
+        lambda x: whole(x, communicator, dim),
+        lambda gradient: part(gradient, communicator, dim),
+    )
 
 
 def scatter(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
     """This rank's part of what all have."""
-    return x if communicator.size == 1 else applied(_Scatter, x, communicator, dim)
+    return exchanged(
+        x,
+        communicator,
+        lambda x: part(x, communicator, dim).contiguous(),
+        lambda gradient: whole(gradient, communicator, dim),
+    )
 
 
 def allgather(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
     """The whole of what ranks have parts of; each is going to use it in its own way."""
-    return x if communicator.size == 1 else applied(_Allgather, x, communicator, dim)
+    return exchanged(
+        x,
+        communicator,
+        lambda x: whole(x, communicator, dim),
+        lambda gradient: _own_sum(gradient, communicator, dim),
+    )
 
 
 def reducescatter(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
     """This rank's part of the sum of all ranks' tensors."""
-    return x if communicator.size == 1 else applied(_Reducescatter, x, communicator, dim)
+    return exchanged(
+        x,
+        communicator,
+        lambda x: _own_sum(x, communicator, dim),
+        lambda gradient: whole(gradient, communicator, dim),
+    )
 
 
 def alltoall(x: torch.Tensor, communicator: Communicator, cut: int, joined: int) -> torch.Tensor:
@@ -83,7 +120,12 @@ def alltoall(x: torch.Tensor, communicator: Communicator, cut: int, joined: int)
         raise ringdl.UsageError(
             f"{x.shape[cut]} along dimension {cut} cannot be cut over {communicator.size} ranks"
         )
-    return x if communicator.size == 1 else applied(_Alltoall, x, communicator, cut, joined)
+    return exchanged(
+        x,
+        communicator,
+        lambda x: _swapped(x, communicator, cut, joined),
+        lambda gradient: _swapped(gradient, communicator, joined, cut),
+    )
 
 
 def send(x: torch.Tensor, to: int, communicator: Communicator) -> torch.Tensor:
@@ -92,7 +134,13 @@ def send(x: torch.Tensor, to: int, communicator: Communicator) -> torch.Tensor:
     Returns:
         A number, 0: add it to what ``backward()`` is called of, so that the gradient is awaited.
     """
-    return applied(_Send, x, to, communicator)
+    like = torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    def there(x: torch.Tensor) -> torch.Tensor:
+        communicator.send(x.contiguous(), to)
+        return x.new_zeros(())
+
+    return applied(_Exchange, x, there, lambda _: communicator.recv_(like, to))
 
 
 def receive(like: torch.Tensor, source: int, communicator: Communicator) -> torch.Tensor:
@@ -103,7 +151,29 @@ def receive(like: torch.Tensor, source: int, communicator: Communicator) -> torc
         source: the rank.
         communicator: of both.
     """
-    return applied(_Receive, like.detach().requires_grad_(), source, communicator)
+
+    def there(like: torch.Tensor) -> torch.Tensor:
+        into = torch.empty_like(like, memory_format=torch.contiguous_format)
+        got: torch.Tensor = communicator.recv_(into, source)
+        return got
+
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        communicator.send(gradient.contiguous(), source)
+        return torch.zeros_like(gradient)
+
+    return applied(_Exchange, like.detach().requires_grad_(), there, back)
+
+
+def exchanged(x: torch.Tensor, communicator: Communicator, there: Step, back: Step) -> torch.Tensor:
+    """What an exchange of ranks makes of a tensor; one rank has nothing to exchange.
+
+    Args:
+        x: the tensor.
+        communicator: the ranks.
+        there: the exchange.
+        back: what it is for gradients.
+    """
+    return x if communicator.size == 1 else applied(_Exchange, x, there, back)
 
 
 def applied(function: Any, x: torch.Tensor, *call: Any) -> torch.Tensor:
@@ -128,7 +198,7 @@ def _own_sum(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Ten
     return rows.movedim(0, dim).contiguous()
 
 
-def _exchanged(x: torch.Tensor, communicator: Communicator, cut: int, joined: int) -> torch.Tensor:
+def _swapped(x: torch.Tensor, communicator: Communicator, cut: int, joined: int) -> torch.Tensor:
     parts = [
         x.narrow(cut, *span(x.shape[cut], communicator, rank)).movedim(joined, 0).contiguous()
         for rank in range(communicator.size)
@@ -144,116 +214,13 @@ def _exchanged(x: torch.Tensor, communicator: Communicator, cut: int, joined: in
     return torch.cat(blocks).movedim(0, joined).contiguous()
 
 
-class _Copy(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-        ctx.call = communicator
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return summed(gradient, ctx.call), None
-
-
-class _Add(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-        return summed(x, communicator)
+    def forward(ctx: Any, x: torch.Tensor, there: Step, back: Step) -> torch.Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return gradient, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, *call: Any) -> torch.Tensor:
-        ctx.call = call
-        return whole(x, *call)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return part(gradient, *ctx.call), None, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, *call: Any) -> torch.Tensor:
-        ctx.call = call
-        return part(x, *call).contiguous()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return whole(gradient, *ctx.call), None, None
-
-
-class _Allgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, *call: Any) -> torch.Tensor:
-        ctx.call = call
-        return whole(x, *call)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return _own_sum(gradient, *ctx.call), None, None
-
-
-class _Reducescatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, *call: Any) -> torch.Tensor:
-        ctx.call = call
-        return _own_sum(x, *call)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return whole(gradient, *ctx.call), None, None
-
-
-class _Alltoall(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, *call: Any) -> torch.Tensor:
-        ctx.call = call
-        return _exchanged(x, *call)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        communicator, cut, joined = ctx.call
-        return _exchanged(gradient, communicator, joined, cut), None, None, None
-
-
-class _Send(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, *call: Any) -> torch.Tensor:
-        to, communicator = ctx.call = call
-        ctx.like = torch.empty_like(x, memory_format=torch.contiguous_format)
-        communicator.send(x.detach().contiguous(), to)
-        return x.new_zeros(())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[Any, ...]:
-        to, communicator = ctx.call
-        return communicator.recv_(ctx.like, to), None, None
-
-
-class _Receive(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, like: torch.Tensor, *call: Any) -> torch.Tensor:
-        source, communicator = ctx.call = call
-        into = torch.empty_like(like, memory_format=torch.contiguous_format)
-        got: torch.Tensor = communicator.recv_(into, source)
-        return got
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        source, communicator = ctx.call
-        communicator.send(gradient.contiguous(), source)
-        return torch.zeros_like(gradient), None, None
+        return ctx.back(gradient), None, None

@@ -11,13 +11,12 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 import ringdl
 from ringdl import Communicator
 from ringdl.torch.parallel._cuts import Cut, cut_parameter
-from ringdl.torch.parallel._exchanges import applied, span
+from ringdl.torch.parallel._exchanges import exchanged, span
 
 Rows = tuple[int, int]
 """From, and to."""
@@ -117,26 +116,12 @@ def exchange_rows(
     for rank in range(communicator.size):
         begin, count = span(height, communicator, rank)
         held.append((begin, begin + count))
-    return applied(_ExchangeRows, x, held, needed, communicator)
-
-
-class _ExchangeRows(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        held: list[Rows],
-        needed: list[Rows],
-        communicator: Communicator,
-    ) -> torch.Tensor:
-        ctx.call = held, needed, communicator
-        return _move(x, held, needed, communicator)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        held, needed, communicator = ctx.call
-        return _move(gradient, needed, held, communicator), None, None, None
+    return exchanged(
+        x,
+        communicator,
+        lambda x: _move(x, held, needed, communicator),
+        lambda gradient: _move(gradient, needed, held, communicator),
+    )
 
 
 def _move(

@@ -11,7 +11,7 @@ import torch
 
 import ringdl
 from ringdl import Communicator
-from ringdl.torch.parallel._exchanges import applied
+from ringdl.torch.parallel._exchanges import applied, split
 from ringdl.torch.parallel._schedule import Task, one_forward_one_backward
 
 Layer = torch.nn.Module | Callable[[], torch.nn.Module]
@@ -191,7 +191,7 @@ class _Links:
         if to == self._its.rank:
             self._here[key] = x
             return
-        name = f"ringdl.{way}.{stage}.{microbatch}"
+        name = _name(key)
         if not self._knows:
             head = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
             head[0], head[1] = _DTYPES.index(x.dtype), x.ndim
@@ -204,29 +204,30 @@ class _Links:
         """Receive it while something else is computed, if its shape is known."""
         key = (way, stage, microbatch)
         if self._knows and source != self._its.rank:
-            shape, dtype = self._shapes[key]
-            name = f"ringdl.{way}.{stage}.{microbatch}"
-            self._expected[key] = self._its.recv_async_(
-                torch.empty(shape, dtype=dtype), source, name
-            )
+            self._expected[key] = self._begin(key, source)
 
     def receive(self, way: str, stage: int, microbatch: int, source: int) -> torch.Tensor:
         key = (way, stage, microbatch)
         if source == self._its.rank:
             return self._here.pop(key)
-        if key in self._expected:
-            return self._expected.pop(key).wait()
-        name = f"ringdl.{way}.{stage}.{microbatch}"
         if not self._knows:
             head = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
-            number, ndim, *dimensions = self._its.recv_(head, source, f"{name}.shape").tolist()
+            self._its.recv_(head, source, f"{_name(key)}.shape")
+            number, ndim, *dimensions = head.tolist()
             self._shapes[key] = tuple(dimensions[:ndim]), _DTYPES[number]
+        return (self._expected.pop(key, None) or self._begin(key, source)).wait()
+
+    def _begin(self, key: Key, source: int) -> ringdl.Work[torch.Tensor]:
         shape, dtype = self._shapes[key]
-        return self._its.recv_(torch.empty(shape, dtype=dtype), source, name)
+        return self._its.recv_async_(torch.empty(shape, dtype=dtype), source, _name(key))
 
     def finish(self) -> None:
         for work, _ in self._sent:
             work.wait()
+
+
+def _name(key: Key) -> str:
+    return ".".join(["ringdl", *map(str, key)])
 
 
 class _Entry:
@@ -311,7 +312,7 @@ class _Run:
 
     def _forward(self, task: Task, x: torch.Tensor | None) -> torch.Tensor | None:
         pipeline = self._pipeline
-        begin, count = _microbatch(self._count, pipeline.microbatches, task.microbatch)
+        begin, count = split(self._count, pipeline.microbatches, task.microbatch)
         entry = None
         if x is None:
             x = self._inputs[begin : begin + count]
@@ -375,16 +376,11 @@ def _refuse_shared(layers: Sequence[Layer], bounds: Sequence[int], ranks: int) -
                     )
 
 
-def _microbatch(count: int, microbatches: int, number: int) -> tuple[int, int]:
-    least, more = divmod(count, microbatches)
-    return number * least + min(number, more), least + (number < more)
-
-
 def _bounds(layers: int, stages: int, cuts: Sequence[int] | None) -> list[int]:
     if cuts is None:
         if layers < stages:
             raise ringdl.UsageError(f"{layers} layers cannot be cut into {stages} stages")
-        return [_microbatch(layers, stages, stage)[0] for stage in range(stages)] + [layers]
+        return [split(layers, stages, stage)[0] for stage in range(stages)] + [layers]
     bounds = [0, *cuts, layers]
     if len(bounds) != stages + 1 or sorted(set(bounds)) != bounds:
         raise ringdl.UsageError(
