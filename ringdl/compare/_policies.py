@@ -24,12 +24,14 @@ class Choice:
     Args:
         make: for so many steps.
         has_own_pace: whether ranks may make different numbers of steps.
+        balanced_steps: where slower ranks make fewer steps in a round, those of the fastest.
         adds_up: whether what ranks learn is added up, so that rates are those of one rank divided
             by their number.
     """
 
     make: Callable[[int], Policy]
     has_own_pace: bool = False
+    balanced_steps: int = 0
     adds_up: bool = False
 
 
@@ -38,6 +40,9 @@ CHOICES = {
     "ParameterAveraging, every 8": Choice(lambda steps: ParameterAveraging(8)),
     "ParameterAveraging, every 8, overlap": Choice(
         lambda steps: ParameterAveraging(8, optimizer_state="keep", overlap=True)
+    ),
+    "ParameterAveraging, every 8, balanced": Choice(
+        lambda steps: ParameterAveraging(8, balance=True), balanced_steps=8
     ),
     "PostLocalSGD": Choice(lambda steps: PostLocalSGD(after=steps // 4, every=8)),
     "DiLoCo, 20 inner steps": Choice(lambda steps: DiLoCo(inner_steps=20)),

@@ -61,14 +61,12 @@ def draw(folder: Path, name: str, curves: Sequence[Curve], apart: Sequence[Curve
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    per_step = {each.run.policy: each.bytes[-1] / each.run.steps for each in apart}
+    bytes_per_example = {each.run.policy: each.bytes_per_example for each in apart}
     figure, axes = plt.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
     for curve in curves:
         policy = curve.run.policy
-        sent = [
-            per_step.get(policy, math.nan) * curve.run.steps * had / curve.examples[-1] / 1e6
-            for had in curve.examples
-        ]
+        per_example = bytes_per_example.get(policy, math.nan)
+        sent = [per_example * had / 1e6 for had in curve.examples]
         for axis, places in zip(axes, (curve.seconds, curve.examples, sent), strict=True):
             axis.plot(places, curve.loss, label=policy, linewidth=1)
     for axis, label in zip(axes, ("seconds", "examples", "MB sent by each rank"), strict=True):

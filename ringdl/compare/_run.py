@@ -71,6 +71,10 @@ class Curve:
     distance: float = 0.0
     disagreement: float = 0.0
 
+    @property
+    def bytes_per_example(self) -> float:
+        return self.bytes[-1] / self.examples[-1]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -93,20 +97,24 @@ class Runner:
         torch.manual_seed(run.seed)
         network = task.network()
         first = parameters_to_vector(network.parameters()).detach().clone()
+        policy: Any = choice.make(run.budget)
         optimizer = hvd.DistributedOptimizer(
             task.optimizer(network.parameters(), run.rate),
             network.named_parameters(),
-            policy=choice.make(run.budget),
+            policy=policy,
         )
-        steps = self._steps(run)
-        marks = {steps * number // SNAPSHOTS for number in range(1, SNAPSHOTS + 1)}
+        length = self._length(run)
         random = np.random.default_rng((run.seed, its.rank))
         rows = task.batch // its.size
-        snapshots, seconds, sent = [], [], []
+        snapshots: list[torch.Tensor] = []
+        seconds: list[float] = []
+        sent: list[float] = []
+        made: list[int] = []
+        step = 0
         its.barrier()
         sent_before = its.stats()["bytes_sent"]
         begin = time.perf_counter()
-        for step in range(1, steps + 1):
+        while len(snapshots) < SNAPSHOTS:
             computing = time.perf_counter()
             chosen = torch.from_numpy(random.integers(0, len(inputs), rows))
             optimizer.zero_grad()
@@ -116,20 +124,29 @@ class Runner:
                 time.sleep(3 * (run.slow - 1) * (time.perf_counter() - computing))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            if step in marks:
+            step += 1
+            done = policy.rounds if choice.balanced_steps else step
+            if done == length * (len(snapshots) + 1) // SNAPSHOTS:
+                made.append(step)
                 seconds.append(time.perf_counter() - begin)
                 sent.append(its.stats()["bytes_sent"] - sent_before)
                 snapshots.append(parameters_to_vector(network.parameters()).detach().clone())
         policies.synchronize(optimizer)
         last = parameters_to_vector(network.parameters()).detach().clone()
-        return self._curve(run, network, test, first, last, snapshots, seconds, sent)
+        return self._curve(run, network, test, first, last, snapshots, seconds, sent, made)
 
-    def _steps(self, run: Run) -> int:
-        """This rank's: where each has its own pace, a slow one makes fewer, and all as many."""
-        if not CHOICES[run.policy].has_own_pace or run.slow == 1:
+    def _length(self, run: Run) -> int:
+        """How many steps this rank makes, or balanced rounds.
+
+        Where a slow rank makes fewer, all together make as many as if it were not slow.
+        """
+        choice = CHOICES[run.policy]
+        if not choice.has_own_pace and not choice.balanced_steps:
             return run.steps
         of_slow = run.steps * self._its.size / (1 + run.slow * (self._its.size - 1))
         is_slow = self._its.rank == self._its.size - 1
+        if choice.balanced_steps:
+            return max(SNAPSHOTS, round(of_slow * run.slow / choice.balanced_steps))
         return max(SNAPSHOTS, round(of_slow if is_slow else of_slow * run.slow))
 
     def _curve(
@@ -142,6 +159,7 @@ class Runner:
         snapshots: list[torch.Tensor],
         seconds: list[float],
         sent: list[float],
+        made: list[int],
     ) -> Curve:
         its = self._its
         if not CHOICES[run.policy].has_own_pace:  # the mean is what would be used
@@ -168,8 +186,12 @@ class Runner:
             moved = float((base_last - base_first).norm())
             distance = float((there - base_last).norm()) / moved
             disagreement = float((guesses != base_guesses).float().mean())
-        total = run.steps * (TASKS[run.task].batch // its.size) * its.size
-        examples = [total * number // SNAPSHOTS for number in range(1, SNAPSHOTS + 1)]
+        if CHOICES[run.policy].has_own_pace:  # another rank may be anywhere by now
+            total = run.steps * its.size
+            made = [total * number // SNAPSHOTS for number in range(1, SNAPSHOTS + 1)]
+        else:
+            made = its.allreduce(np.array(made), ringdl.Sum).tolist()
+        examples = [steps * (TASKS[run.task].batch // its.size) for steps in made]
         values = examples, seconds, loss, accuracy, sent
         return Curve(run, its.size, *values, distance, disagreement)
 

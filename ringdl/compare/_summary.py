@@ -78,6 +78,11 @@ def summarize(
     """
     base = {curve.run.seed: curve for curve in curves if curve.run.policy == BASE}
     slow_base = {curve.run.seed: curve for curve in slowed if curve.run.policy == BASE}
+    step = (
+        median(curve.examples[-1] / curve.run.steps for curve in apart if curve.run.policy == BASE)
+        if apart
+        else math.nan
+    )
     rows = []
     for policy in dict.fromkeys(curve.run.policy for curve in curves):
         its = [curve for curve in curves if curve.run.policy == policy]
@@ -85,7 +90,7 @@ def summarize(
         slow = [
             (curve, slow_base[curve.run.seed]) for curve in slowed if curve.run.policy == policy
         ]
-        sent = [curve.bytes[-1] / curve.run.steps for curve in apart if curve.run.policy == policy]
+        sent = [step * curve.bytes_per_example for curve in apart if curve.run.policy == policy]
         accuracies = [_reached(each, each.accuracy, by.examples[-1]) for each, by in beside]
         rows.append(
             Row(

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from ringdl._errors import UsageError
 from ringdl.policies._mean import Mean, average
 from ringdl.policies._policy import Array, Model, Policy
+from ringdl.policies._rounds import Rounds
 
 StateRule: TypeAlias = Literal["average", "keep", "reset"]
 Spec: TypeAlias = tuple[str, tuple[int, ...], str]
@@ -41,19 +42,29 @@ class ParameterAveraging(Policy):
     2019). So parameters are never quite equal, until `synchronize`, with which training ends: the
     last mean is still on its way.
 
+    With ``balance=True`` nobody waits long for a slower rank: it makes fewer steps between two
+    means, as many as fit into the time in which the fastest makes `every`, and counts as much less
+    in the mean. Ranks then make different numbers of steps, which end with ``join()``, or when
+    `rounds` has reached a number.
+
     Args:
         every: so many steps are made between two means.
         optimizer_state: what becomes of the optimizer's state, as momentum, in a mean: "average":
             it is averaged, too; "keep": each rank keeps its own; "reset": it is forgotten. By
             default it is averaged, but with `overlap` kept.
         overlap: whether the mean arrives one round later.
+        balance: whether slower ranks make fewer steps.
 
     Raises:
         UsageError: an argument is wrong.
     """
 
     def __init__(
-        self, every: int, optimizer_state: StateRule | None = None, overlap: bool = False
+        self,
+        every: int,
+        optimizer_state: StateRule | None = None,
+        overlap: bool = False,
+        balance: bool = False,
     ) -> None:
         check_count("every", every)
         rule: StateRule = optimizer_state or ("keep" if overlap else "average")
@@ -65,6 +76,13 @@ class ParameterAveraging(Policy):
                 "parameters; pass 'keep'"
             )
         self.every, self.optimizer_state, self.overlap = every, rule, overlap
+        self.balance = balance
+        self._rounds = Rounds(every, balance)
+
+    @property
+    def rounds(self) -> int:
+        """How many means were taken since training began: in step with the other ranks."""
+        return self._rounds.number
 
     def attach(self, model: Model) -> None:
         """See `Policy.attach`."""
@@ -74,48 +92,54 @@ class ParameterAveraging(Policy):
 
     def start_over(self, model: Model) -> None:
         """See `Policy.start_over`."""
-        del model
+        self.begin_rounds(model.step)
         if self._sent:  # others have given parameters meanwhile
             self._sent = {}
             self._mean.end()
 
+    def begin_rounds(self, step: int) -> None:
+        """Count steps from this one."""
+        self._rounds.start_over(step)
+
     def after_step(self, model: Model) -> None:
-        """See `Policy.after_step`."""
-        if model.step % self.every == 0:
-            self.average(model, model.step // self.every)
+        """See `Policy.after_step`: the mean, if it is time; with `overlap` the one before."""
+        if not self._rounds.is_due(model.step):
+            return
+        number, weight = self._rounds.mark(model.step), self._rounds.weight(model.step)
+        seconds = self._rounds.seconds(model.step)
+        if self.overlap:
+            told = self._take(model.parameters)
+            self._mean.begin(model.parameters, number, weight, seconds)
+            self._sent = {name: array.copy() for name, array in model.parameters.items()}
+        else:
+            # Finds ranks that are out of step.
+            average(self._mean, model.parameters, number, weight, seconds)
+            told = self._mean.told
+            if self.optimizer_state == "reset":
+                model.reset_state()
+            if self._state is not None:
+                self._state.average(model, number, weight)
+        self._rounds.end(model.step, seconds, told)
 
     def synchronize(self, model: Model) -> None:
-        """See `Policy.synchronize`: the mean of all parameters."""
-        self.settle(model, model.step // self.every)
-
-    def settle(self, model: Model, number: int) -> None:
-        """Take the mean at once, after one that is on its way. Collective."""
+        """See `Policy.synchronize`: the mean of all parameters, after one that is on its way."""
         self._take(model.parameters)
-        average(self._mean, model.parameters, number)
+        weight = self._rounds.weight(model.step)
+        average(self._mean, model.parameters, self._rounds.mark(model.step), weight)
 
-    def average(self, model: Model, number: int) -> None:
-        """Take the mean; with `overlap` begin it, and add the one before. Collective."""
-        if self.overlap:
-            self._take(model.parameters)
-            self._mean.begin(model.parameters, number)
-            self._sent = {name: array.copy() for name, array in model.parameters.items()}
-            return
-        average(self._mean, model.parameters, number)  # finds ranks that are out of step
-        if self.optimizer_state == "reset":
-            model.reset_state()
-        if self._state is not None:
-            self._state.average(model, number)
-
-    def _take(self, parameters: Mapping[str, Array]) -> None:
-        if self._sent:
-            for name, mean in self._mean.end().items():
-                parameters[name][...] += mean - self._sent[name]
-            self._sent = {}
+    def _take(self, parameters: Mapping[str, Array]) -> list[float]:
+        """Add the mean that is on its way, if there is one; what the ranks have told with it."""
+        if not self._sent:
+            return []
+        for name, mean in self._mean.end().items():
+            parameters[name][...] += mean - self._sent[name]
+        self._sent = {}
+        return self._mean.told
 
     def __repr__(self) -> str:
         return (
             f"ParameterAveraging(every={self.every}, optimizer_state={self.optimizer_state!r}, "
-            f"overlap={self.overlap})"
+            f"overlap={self.overlap}, balance={self.balance})"
         )
 
 
@@ -128,15 +152,21 @@ class PostLocalSGD(Policy):
     Args:
         after: so many steps average gradients.
         every: of later steps, so many are made between two means of parameters.
+        balance: whether slower ranks make fewer steps then; see `ParameterAveraging`.
 
     Raises:
         UsageError: an argument is wrong.
     """
 
-    def __init__(self, after: int, every: int) -> None:
+    def __init__(self, after: int, every: int, balance: bool = False) -> None:
         check_count("after", after, at_least=0)
-        self.after, self.every = after, every
-        self._later = ParameterAveraging(every, "keep")
+        self.after, self.every, self.balance = after, every, balance
+        self._later = ParameterAveraging(every, "keep", balance=balance)
+
+    @property
+    def rounds(self) -> int:
+        """How many means of parameters were taken since training began."""
+        return self._later.rounds
 
     def averages_gradients(self, step: int) -> bool:
         """In the first steps."""
@@ -152,18 +182,17 @@ class PostLocalSGD(Policy):
 
     def after_step(self, model: Model) -> None:
         """See `Policy.after_step`."""
-        if model.step > self.after and (model.step - self.after) % self.every == 0:
-            self._later.average(model, self._number(model))
+        if model.step == self.after:
+            self._later.begin_rounds(model.step)
+        elif model.step > self.after:
+            self._later.after_step(model)
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: the mean of all parameters."""
-        self._later.settle(model, self._number(model))
-
-    def _number(self, model: Model) -> int:
-        return (model.step - self.after) // self.every
+        self._later.synchronize(model)
 
     def __repr__(self) -> str:
-        return f"PostLocalSGD(after={self.after}, every={self.every})"
+        return f"PostLocalSGD(after={self.after}, every={self.every}, balance={self.balance})"
 
 
 def check_count(name: str, count: object, at_least: int = 1, what: str = "steps") -> None:
@@ -185,7 +214,7 @@ class _State:
         self._told: list[Spec] = []
         self._names: list[str] = []
 
-    def average(self, model: Model, number: int) -> None:
+    def average(self, model: Model, number: int, weight: float) -> None:
         """Average it; not, if there is more of it than before, while some ranks have joined."""
         own = [(name, each.shape, each.dtype.name) for name, each in model.state.items()]
         name = f"{model.key}.state"
@@ -196,7 +225,7 @@ class _State:
             self._agree(model, own, name)
         if self._mean is not None:
             state = model.state
-            average(self._mean, {name: state[name] for name in self._names}, number)
+            average(self._mean, {name: state[name] for name in self._names}, number, weight)
 
     def _agree(self, model: Model, own: list[Spec], name: str) -> None:
         self._told = own

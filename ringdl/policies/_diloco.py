@@ -6,6 +6,7 @@ from ringdl._errors import UsageError
 from ringdl.policies._averaging import check_count
 from ringdl.policies._mean import Mean
 from ringdl.policies._policy import Array, Model, Policy
+from ringdl.policies._rounds import Rounds
 
 
 class DiLoCo(Policy):
@@ -21,6 +22,7 @@ class DiLoCo(Policy):
         outer_lr: the outer learning rate. 1, without momentum, is `ParameterAveraging`.
         nesterov: whether the outer momentum looks ahead.
         outer_momentum: from 0 to 1.
+        balance: whether slower ranks make fewer steps; see `ParameterAveraging`.
 
     Raises:
         UsageError: an argument is wrong.
@@ -32,6 +34,7 @@ class DiLoCo(Policy):
         outer_lr: float = 0.7,
         nesterov: bool = True,
         outer_momentum: float = 0.9,
+        balance: bool = False,
     ) -> None:
         check_count("inner_steps", inner_steps)
         if not outer_lr > 0:
@@ -42,6 +45,13 @@ class DiLoCo(Policy):
             )
         self.inner_steps, self.outer_lr = inner_steps, outer_lr
         self.nesterov, self.outer_momentum = nesterov, outer_momentum
+        self.balance = balance
+        self._rounds = Rounds(inner_steps, balance)
+
+    @property
+    def rounds(self) -> int:
+        """How many outer steps were made since training began: in step with the other ranks."""
+        return self._rounds.number
 
     def attach(self, model: Model) -> None:
         """See `Policy.attach`."""
@@ -49,14 +59,15 @@ class DiLoCo(Policy):
 
     def start_over(self, model: Model) -> None:
         """See `Policy.start_over`: the outer momentum begins anew, too."""
-        self._last_step = 0
+        self._last_step = model.step
         """After which the last outer step was made."""
+        self._rounds.start_over(model.step)
         self._outer = {name: array.copy() for name, array in model.parameters.items()}
         self._velocities: dict[str, Array] = {}
 
     def after_step(self, model: Model) -> None:
         """See `Policy.after_step`."""
-        if model.step % self.inner_steps == 0:
+        if self._rounds.is_due(model.step):
             self._outer_step(model)
 
     def synchronize(self, model: Model) -> None:
@@ -68,7 +79,8 @@ class DiLoCo(Policy):
 
     def _outer_step(self, model: Model) -> None:
         parameters = model.parameters
-        self._mean.begin(parameters, model.step // self.inner_steps)
+        weight, seconds = self._rounds.weight(model.step), self._rounds.seconds(model.step)
+        self._mean.begin(parameters, self._rounds.mark(model.step), weight, seconds)
         self._last_step = model.step
         for name, mean in self._mean.end().items():
             outer = self._outer[name]
@@ -82,9 +94,11 @@ class DiLoCo(Policy):
             step = gradient + self.outer_momentum * velocity if self.nesterov else velocity
             outer -= self.outer_lr * step
             parameters[name][...] = outer
+        self._rounds.end(model.step, seconds, self._mean.told)
 
     def __repr__(self) -> str:
         return (
             f"DiLoCo(inner_steps={self.inner_steps}, outer_lr={self.outer_lr}, "
-            f"nesterov={self.nesterov}, outer_momentum={self.outer_momentum})"
+            f"nesterov={self.nesterov}, outer_momentum={self.outer_momentum}, "
+            f"balance={self.balance})"
         )

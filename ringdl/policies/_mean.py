@@ -29,23 +29,31 @@ class Mean:
     def __init__(self, like: Mapping[str, Array], model: Model) -> None:
         self._model = model
         specs: list[Any] = [(name, each.shape, each.dtype) for name, each in like.items()]
-        note = (_NOTE, (_steps.RESIDUES + 1,), "float32")
+        note = (_NOTE, (_steps.RESIDUES + 1 + model.communicator.size,), "float32")
         self._buckets = Buckets([note, *specs], communicator=model.communicator)
-        self._note, *views = self._buckets.views()
+        note, *views = self._buckets.views()
+        self._step, self._weight = note[: _steps.RESIDUES], note[_steps.RESIDUES :][:1]
+        self._told = note[_steps.RESIDUES + 1 :]
         self._views: dict[str, Array] = dict(zip(like, views, strict=True))
 
-    def begin(self, arrays: Mapping[str, Array], number: int) -> None:
+    def begin(
+        self, arrays: Mapping[str, Array], number: int, weight: float = 1.0, told: float = 0.0
+    ) -> None:
         """Start the mean of these, which are copied. What `end` has returned is overwritten.
 
         Args:
             arrays: all of them.
             number: of the mean. Ranks whose numbers differ are out of step.
+            weight: what this rank's arrays count.
+            told: a number for the other ranks.
         """
         for index, (name, view) in reversed([*enumerate(self._views.items(), start=1)]):
-            view[...] = arrays[name]
+            view[...] = arrays[name] if weight == 1 else arrays[name] * weight
             self._buckets.ready(index)
-        self._note[-1] = 1
-        _steps.mark(self._note[:-1], number)
+        self._weight[0] = weight
+        self._told[...] = 0
+        self._told[self._model.communicator.rank] = told
+        _steps.mark(self._step, number)
         self._buckets.ready(0)
 
     def end(self) -> Mapping[str, Array]:
@@ -56,20 +64,28 @@ class Mean:
             StallError: some rank has not begun in time.
         """
         self._buckets.wait()
-        if not _steps.are_equal(self._note[:-1]):
+        if not _steps.are_equal(self._step):
             name, rule = f"{self._model.key}.steps", "call step() equally often"
             _steps.raise_out_of_step(
                 self._model.step - 1, self._model.communicator, name, "means", rule
             )
-        active = float(self._note[-1])
-        if active != 1.0:  # some have joined
+        weight = float(self._weight[0])
+        if weight != 1:  # some have joined, or count less
             for view in self._views.values():
-                view /= active
+                view /= weight
         return self._views
 
+    @property
+    def told(self) -> list[float]:
+        """What each rank has told with the last mean; 0 of one that has joined."""
+        told: list[float] = (self._told * len(self._told)).tolist()
+        return told
 
-def average(mean: Mean, arrays: Mapping[str, Array], number: int) -> None:
+
+def average(
+    mean: Mean, arrays: Mapping[str, Array], number: int, weight: float = 1.0, told: float = 0.0
+) -> None:
     """Write the mean into the arrays. Collective: see `Mean.begin`."""
-    mean.begin(arrays, number)
+    mean.begin(arrays, number, weight, told)
     for name, each in mean.end().items():
         arrays[name][...] = each
