@@ -230,7 +230,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=192)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/torch_gpt.safetensors"))
-    parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from --checkpoint, where it exists"
+    )
     parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--json", type=Path, help="write the final figures to this file")
     return parser.parse_args()
@@ -290,7 +292,7 @@ def main() -> int:
 
     # Rank 0 reads the checkpoint and the corpus for all: no shared file system is needed.
     step, tensors = 0, {}
-    if arguments.resume and rank == 0:
+    if arguments.resume and rank == 0 and arguments.checkpoint.exists():
         step, shape, tensors = read_checkpoint(arguments.checkpoint)
         vars(arguments).update(shape)
     arguments, step = ringdl.broadcast_object((arguments, step))

@@ -1,0 +1,228 @@
+"""A real Slurm of two hosts on this machine, for tests: its daemons, without accounts or passwords.
+
+A host is a slurmd in namespaces of its own: a host name, processes, shared memory, /tmp of its
+daemon. Nothing of a host outlives it. All have this machine's files and network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+HOSTS = ("alpha", "beta")
+CPUS = 8  # of each host, as Slurm shall believe
+KILL_WAIT = 5  # seconds after which what does not heed scancel is killed
+TIMEOUT = 120
+PACKAGES = "slurmctld slurmd slurm-client libpmix-dev libpmi2-0"
+PMI2 = "/usr/lib/x86_64-linux-gnu/libpmi2.so.0"
+
+CONFIGURATION = """\
+ClusterName=ringdl
+SlurmctldHost={machine}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+TmpFS={folder}/tmp
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=2,bf_interval=2
+ReturnToService=2
+KillWait={kill_wait}
+MailProg=/bin/true
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+"""Credentials expire soon, as a requeued job waits for that."""
+
+
+def lack() -> str | None:
+    """What keeps this machine from running Slurm, in one sentence."""
+    if os.geteuid() != 0:
+        return "Slurm's hosts need root: namespaces are made by root alone"
+    if any(shutil.which(name) is None for name in ("slurmctld", "slurmd", "srun", "sbatch")):
+        return f"Slurm is not installed: apt-get install --no-install-recommends {PACKAGES}"
+    tried = subprocess.run(
+        ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "hostname", HOSTS[0]],
+        capture_output=True,
+        check=False,
+    )
+    return None if tried.returncode == 0 else "this machine does not allow namespaces"
+
+
+def until(claim: Callable[[], bool], what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not claim():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.1)
+
+
+class Slurm:
+    """Calls Slurm's programs for one cluster.
+
+    Attributes:
+        folder: the cluster's own files.
+        settings: the environment in which its programs find it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = {"SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+        # Ranks on one machine that shall believe they are on two: over the network.
+        self.settings |= {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "FI_PROVIDER": "tcp"}
+        self.settings |= {"OMPI_MCA_btl": "tcp,sm,self", "OMPI_MCA_mpi_yield_when_idle": "1"}
+        self.settings |= {"I_MPI_FABRICS": "ofi", "I_MPI_PIN": "0", "I_MPI_THREAD_YIELD": "2"}
+        self.settings |= {"I_MPI_PMI_LIBRARY": PMI2, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+    def call(
+        self, *words: str, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end, both outputs in one."""
+        return subprocess.run(
+            words,
+            cwd=cwd,
+            env=os.environ | self.settings | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
+
+    def submit(self, script: Path, *options: str, **environment: str) -> str:
+        """Queue a batch script in the folder it is in; its job's number."""
+        words = ["sbatch", "--parsable", *options, script.name]
+        submitted = self.call(*words, cwd=script.parent, **environment)
+        assert submitted.returncode == 0, submitted.stdout
+        return submitted.stdout.split()[-1]
+
+    def job(self, number: str, name: str) -> str:
+        """What Slurm knows about a job: JobState, Restarts, NumNodes, ..."""
+        shown = self.call("scontrol", "show", "job", "--oneliner", number).stdout
+        found = re.search(rf"\b{name}=(\S+)", shown)
+        assert found is not None, shown
+        return found[1]
+
+    def await_state(self, number: str, *states: str) -> None:
+        until(
+            lambda: self.job(number, "JobState") in states,
+            lambda: f"not {states}: {self.call('scontrol', 'show', 'job', number).stdout}",
+        )
+
+    def srun(self, mpi: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as two ranks on each host; both outputs in one.
+
+        Again, where Slurm did not take what MPICH had to say: MPICH sends memory that it has not
+        written along, and its message is sometimes too long for Slurm. Its ranks then wait forever.
+        """
+        process_manager = "--mpi=pmix" if "openmpi" in mpi else "--mpi=pmi2"
+        words = ["srun", "--quiet", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
+        output = self.folder / "srun.out"
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            with output.open("wb") as file:
+                step = subprocess.Popen(
+                    [*words, process_manager, *command],
+                    env=os.environ | self.settings,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                )
+            is_refused = False
+            while step.poll() is None and not is_refused:
+                time.sleep(0.1)
+                is_refused = "mpi/pmi2: invalid client request" in output.read_text()
+                if is_refused or time.monotonic() > deadline:
+                    step.terminate()
+            code = step.wait(TIMEOUT)
+            if not is_refused:
+                return subprocess.CompletedProcess(words, code, output.read_text())
+
+    def on_hosts(self, command: str) -> str:
+        """What a command of the shell prints on all hosts."""
+        done = self.call(
+            "srun", f"--nodes={len(HOSTS)}", "--ntasks-per-node=1", "sh", "-c", command
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[Slurm]:
+    """Start a cluster; end it with all that runs on it."""
+    cluster = Slurm(folder)
+    ports = _free_ports(1 + len(HOSTS))
+    nodes = [
+        f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS}"
+        for name, port in zip(HOSTS, ports[1:], strict=True)
+    ]
+    for name in ("state", "tmp", *HOSTS):
+        (folder / name).mkdir()
+    (folder / "slurm.conf").write_text(
+        CONFIGURATION.format(
+            machine=socket.gethostname(),
+            port=ports[0],
+            kill_wait=KILL_WAIT,
+            folder=folder,
+            nodes="\n".join(nodes),
+        )
+    )
+    (folder / "hosts").write_text(f"127.0.0.1 localhost {' '.join(HOSTS)}\n")
+    with ExitStack() as stack:
+        stack.enter_context(_daemon(cluster, "slurmctld", ["slurmctld", "-D", "-i", "-c"]))
+        for name in HOSTS:
+            inside = f"hostname {name} && mount -t tmpfs tmpfs /dev/shm"
+            inside += f" && mount -t tmpfs tmpfs {folder}/tmp"
+            inside += f" && mount --bind {folder}/hosts /etc/hosts"
+            inside += f" && mount --bind {folder} /etc/slurm && exec slurmd -D"
+            alone = ["unshare", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
+            stack.enter_context(_daemon(cluster, name, [*alone, "sh", "-c", inside]))
+        until(
+            lambda: cluster.call("sinfo", "-h", "-o", "%D %t").stdout.split() == ["2", "idle"],
+            lambda: f"the hosts do not come up: {cluster.call('sinfo').stdout}",
+        )
+        yield cluster
+
+
+@contextmanager
+def _daemon(cluster: Slurm, name: str, command: Sequence[str]) -> Iterator[None]:
+    with (cluster.folder / f"{name}.out").open("wb") as output:
+        daemon = subprocess.Popen(
+            command,
+            env=os.environ | cluster.settings,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            yield
+        finally:
+            daemon.kill()
+            daemon.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
