@@ -17,6 +17,7 @@ CSRC = {
     "collective": {"base", "reduce", "transport"},
     "engine": {"base", "reduce", "transport", "bucket", "collective"},
     "server": {"base", "reduce", "transport", "collective", "engine"},
+    "simulation": {"base", "reduce", "transport", "collective", "engine"},
     "cuda": {"base", "reduce"},
     "binding": {
         *("base", "reduce", "transport", "bucket", "collective", "engine", "server", "cuda"),

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "simulation/executor.h"
+#include "transport/simulated/network.h"
+
+namespace ringdl {
+
+/// The engines of all ranks of a cluster, in one thread and under a virtual clock: the same engines
+/// that jobs run, over a simulated network.
+///
+/// An engine is polled when something of it has ended, and at intervals, in which it looks whether
+/// something is wrong. From the same options and calls all happens in the same order.
+class Simulation {
+ public:
+  /// @param options  of the engines; their executors are its own
+  explicit Simulation(SimulatedNetworkOptions network, const SimulatedProcessor& processor = {},
+                      EngineOptions options = {});
+  Simulation(const Simulation&) = delete;
+  Simulation& operator=(const Simulation&) = delete;
+
+  int size() const { return network_.size(); }
+  Engine& operator[](int rank) { return *engines_[static_cast<size_t>(rank)]; }
+  SimulatedNetwork& network() { return network_; }
+  int64_t now_ns() const { return network_.clock().now_ns(); }
+
+  /// Lets time pass until `done`, which is asked after each event.
+  /// @returns whether it was done within `time_ns`
+  bool run_until(const std::function<bool()>& done, int64_t time_ns);
+  /// Lets time pass until these works have ended.
+  bool finish(const std::vector<std::shared_ptr<Work>>& works, int64_t time_ns);
+  /// All ranks that are alive leave; until none has anything to send.
+  bool leave(int64_t time_ns);
+
+  /// What the engines would have printed.
+  const std::string& said() const { return said_; }
+
+ private:
+  void poll(int rank);
+  void look_now_and_then(int rank);
+
+  SimulatedNetwork network_;
+  std::vector<std::unique_ptr<SimulatedExecutor>> executors_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::string said_;
+};
+
+}  // namespace ringdl

@@ -1,0 +1,513 @@
+#include "transport/simulated/network.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <queue>
+#include <random>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.h"
+#include "transport/ticket_table.h"
+
+namespace ringdl {
+namespace {
+
+constexpr size_t kNone = static_cast<size_t>(-1);
+
+struct Posted {
+  int from;
+  std::byte* into;
+  size_t bytes;
+  Ticket ticket;
+};
+
+// A message on its way. A long one is announced first; its bytes travel once a receive has met it,
+// and its send ends when they have come.
+struct Message {
+  int from = 0;
+  int to = 0;
+  int tag = 0;
+  size_t bytes = 0;
+  const std::byte* source = nullptr;  // of a long one; null: in `copy`, or phantom
+  std::vector<std::byte> copy;
+  bool is_long = false;
+  bool has_send = false;  // that has not ended
+  Ticket send = 0;
+  bool is_met = false;  // by this receive:
+  Posted receive{};
+  bool is_dropped = false;  // one of its ends is gone
+};
+
+struct Inbox {
+  std::deque<Posted> posted;
+  std::deque<size_t> unexpected;  // messages, in the order in which they have come
+};
+
+struct Operation {
+  Completion* owner = nullptr;
+  int tag = 0;
+  size_t message = kNone;  // that a receive has met, and that has not come yet
+};
+
+struct Event {
+  enum Kind { kSent, kComes, kWake, kCall };
+  int64_t time_ns;
+  uint64_t order;
+  Kind kind;
+  size_t what;  // a message, a rank, or the key of a call
+
+  bool operator>(const Event& other) const {
+    return std::tie(time_ns, order) > std::tie(other.time_ns, other.order);
+  }
+};
+
+struct Rank {
+  bool is_alive = true;
+  bool is_paused = false;
+  bool is_awake = false;
+  int64_t free_ns = 0;         // its processor
+  int64_t memory_free_ns = 0;  // what it sends to ranks of its host
+  TicketTable<Operation> operations;
+  std::unordered_map<int, Inbox> inboxes;  // by tag
+  std::deque<Ticket> ended;
+};
+
+struct Host {
+  int64_t out_free_ns = 0;
+  int64_t in_free_ns = 0;
+  double slower = 1;
+  bool is_cut = false;
+  uint64_t bytes_sent = 0;
+};
+
+int64_t duration_ns(size_t bytes, double bytes_per_second) {
+  return static_cast<int64_t>(static_cast<double>(bytes) / bytes_per_second * 1e9);
+}
+
+class VirtualClock final : public Clock {
+ public:
+  int64_t now_ns() const override { return now_ns_; }
+  void set(int64_t now_ns) { now_ns_ = now_ns; }
+
+ private:
+  int64_t now_ns_ = kSecond;
+};
+
+}  // namespace
+
+struct SimulatedNetwork::State {
+  explicit State(SimulatedNetworkOptions its)
+      : options(std::move(its)),
+        ranks(options.hosts.size()),
+        hosts(options.hosts.empty() ? 0 : 1 + static_cast<size_t>(std::ranges::max(options.hosts))),
+        random(options.jitter_seed) {}
+
+  Rank& rank(int number) { return ranks[static_cast<size_t>(number)]; }
+  Host& host_of(int number) {
+    return hosts[static_cast<size_t>(options.hosts[static_cast<size_t>(number)])];
+  }
+  bool are_together(int a, int b) const {
+    return options.hosts[static_cast<size_t>(a)] == options.hosts[static_cast<size_t>(b)];
+  }
+
+  void schedule(int64_t time_ns, Event::Kind kind, size_t what) {
+    events.push({std::max(time_ns, clock.now_ns()), order++, kind, what});
+  }
+
+  size_t new_message() {
+    if (free_messages.empty()) {
+      messages.emplace_back();
+      return messages.size() - 1;
+    }
+    const size_t index = free_messages.back();
+    free_messages.pop_back();
+    messages[index] = Message();
+    return index;
+  }
+  void forget(size_t index) {
+    messages[index].copy = {};
+    free_messages.push_back(index);
+  }
+
+  void wake(int number) {
+    Rank& its = rank(number);
+    if (std::exchange(its.is_awake, true)) return;
+    awake.push_back(number);
+  }
+
+  void end(int number, Ticket ticket) {
+    rank(number).ended.push_back(ticket);
+    wake(number);
+  }
+  void end_send(Message& message) {
+    if (std::exchange(message.has_send, false)) end(message.from, message.send);
+  }
+
+  bool is_phantom(const void* data) const {
+    const auto* const at = static_cast<const std::byte*>(data);
+    return !options.phantom.empty() && at >= options.phantom.data() &&
+           at < options.phantom.data() + options.phantom.size();
+  }
+
+  void write(std::byte* into, const std::byte* from, size_t bytes) const {
+    if (bytes > 0 && !is_phantom(into)) std::memcpy(into, from, bytes);
+  }
+
+  // When a message of so many bytes that leaves now has left, and when it arrives.
+  std::pair<int64_t, int64_t> travel(const Message& message, size_t bytes, int64_t not_before_ns) {
+    Rank& sender = rank(message.from);
+    sender.free_ns = std::max(sender.free_ns, clock.now_ns()) + options.message_ns;
+    const int64_t begin = std::max(sender.free_ns, not_before_ns);
+    ++messages_sent;
+    int64_t left = 0;
+    int64_t arrives = 0;
+    if (are_together(message.from, message.to)) {
+      left = std::max(begin, sender.memory_free_ns) +
+             duration_ns(bytes, options.memory.bytes_per_second);
+      sender.memory_free_ns = left;
+      arrives = left + jittered(options.memory.latency_ns);
+    } else {
+      Host& from = host_of(message.from);
+      Host& to = host_of(message.to);
+      const double rate = options.link.bytes_per_second / std::max(from.slower, to.slower);
+      const int64_t takes = duration_ns(bytes, rate);
+      const int64_t out = std::max(begin, from.out_free_ns);
+      left = from.out_free_ns = out + takes;
+      const int64_t in = std::max(out + jittered(options.link.latency_ns), to.in_free_ns);
+      arrives = to.in_free_ns = in + takes;
+      from.bytes_sent += bytes;
+    }
+    if (options.jitter_seed != 0) {  // messages with the same tag do not overtake one another
+      int64_t& last = last_arrivals[{message.from, message.to, message.tag}];
+      arrives = last = std::max(arrives, last + 1);
+    }
+    return {left, arrives + options.message_ns};
+  }
+
+  int64_t jittered(int64_t latency_ns) {
+    if (options.jitter_seed == 0) return latency_ns;
+    return std::uniform_int_distribution<int64_t>(latency_ns, 3 * latency_ns)(random);
+  }
+
+  Ticket send(int from, int to, int tag, const void* data, size_t bytes, Completion& owner) {
+    const size_t index = new_message();
+    Message& message = messages[index];
+    message.from = from;
+    message.to = to;
+    message.tag = tag;
+    message.bytes = bytes;
+    message.has_send = true;
+    message.send = rank(from).operations.add({&owner, tag, kNone});
+    message.is_long = bytes > options.eager_bytes;
+    const auto* const first = static_cast<const std::byte*>(data);
+    if (message.is_long) {
+      if (!is_phantom(data)) message.source = first;
+    } else if (!is_phantom(data) && bytes > 0) {
+      message.copy.assign(first, first + bytes);
+    }
+    const auto [left, arrives] = travel(message, message.is_long ? 0 : bytes, 0);
+    if (!message.is_long) schedule(left, Event::kSent, index);
+    schedule(arrives, Event::kComes, index);
+    return message.send;
+  }
+
+  Ticket receive(int number, int from, int tag, void* data, size_t bytes, Completion& owner) {
+    Rank& its = rank(number);
+    const Ticket ticket = its.operations.add({&owner, tag, kNone});
+    Posted posted{from, static_cast<std::byte*>(data), bytes, ticket};
+    Inbox& inbox = its.inboxes[tag];
+    const auto found = std::ranges::find_if(inbox.unexpected, [&](size_t index) {
+      return from == Transport::kAnyRank || messages[index].from == from;
+    });
+    if (found == inbox.unexpected.end()) {
+      inbox.posted.push_back(posted);
+      return ticket;
+    }
+    const size_t index = *found;
+    inbox.unexpected.erase(found);
+    meet(index, posted);
+    return ticket;
+  }
+
+  // A message that has come, or was announced, and a receive.
+  void meet(size_t index, const Posted& posted) {
+    Message& message = messages[index];
+    if (message.bytes > posted.bytes) {
+      throw Error("simulated network: a message was longer than its receive");
+    }
+    if (!message.is_long) {
+      write(posted.into, message.copy.data(), message.copy.size());
+      end(message.to, posted.ticket);
+      if (!message.has_send)
+        forget(index);
+      else
+        message.is_met = true;
+      return;
+    }
+    message.is_met = true;
+    message.receive = posted;
+    rank(message.to).operations[posted.ticket].message = index;
+    // The sender hears of it first.
+    const int64_t latency = are_together(message.from, message.to) ? options.memory.latency_ns
+                                                                   : options.link.latency_ns;
+    const int64_t hears = clock.now_ns() + latency + options.message_ns;
+    schedule(travel(message, message.bytes, hears).second, Event::kComes, index);
+  }
+
+  void deliver(size_t index) {
+    Message& message = messages[index];
+    if (message.source != nullptr) write(message.receive.into, message.source, message.bytes);
+    rank(message.to).operations[message.receive.ticket].message = kNone;
+    end(message.to, message.receive.ticket);
+    end_send(message);
+  }
+
+  void on_sent(size_t index) {
+    Message& message = messages[index];
+    end_send(message);
+    if (message.is_dropped || message.is_met) forget(index);
+  }
+
+  void on_comes(size_t index) {
+    Message& message = messages[index];
+    if (!are_together(message.from, message.to) &&
+        (host_of(message.from).is_cut || host_of(message.to).is_cut)) {
+      held.push_back(index);
+      return;
+    }
+    if (message.is_dropped || !rank(message.to).is_alive) {
+      // A short one is forgotten when it has left; the sender of a long one hears of it later.
+      message.is_dropped = true;
+      if (!message.has_send) forget(index);
+      return;
+    }
+    if (message.is_long && message.is_met) {
+      deliver(index);
+      forget(index);
+      return;
+    }
+    Inbox& inbox = rank(message.to).inboxes[message.tag];
+    const auto first_from = [&](int from) {
+      return std::ranges::find_if(inbox.posted,
+                                  [from](const Posted& each) { return each.from == from; });
+    };
+    auto found = first_from(message.from);
+    if (found == inbox.posted.end()) found = first_from(Transport::kAnyRank);
+    if (found == inbox.posted.end()) {
+      inbox.unexpected.push_back(index);
+      return;
+    }
+    const Posted posted = *found;
+    inbox.posted.erase(found);
+    meet(index, posted);
+  }
+
+  bool withdraw(int number, Ticket ticket, std::deque<Ticket>& ending) {
+    Rank& its = rank(number);
+    const Operation operation = its.operations[ticket];
+    Inbox& inbox = its.inboxes[operation.tag];
+    const bool was_posted = std::erase_if(inbox.posted, [ticket](const Posted& each) {
+                              return each.ticket == ticket;
+                            }) > 0;
+    if (operation.message != kNone) {  // its bytes come at once: there is no time to wait for them
+      deliver(operation.message);
+      messages[operation.message].is_dropped = true;
+    }
+    std::erase(its.ended, ticket);
+    std::erase(ending, ticket);
+    its.operations.remove(ticket);
+    return was_posted;
+  }
+
+  // What a rank has sent, but whose bytes are its own, is never received; nor is what it awaits.
+  void let_go(int number) {
+    for (Message& message : messages) {
+      if (message.is_dropped) continue;
+      if (message.to == number && message.is_met) message.is_dropped = true;
+      if (message.from != number || !std::exchange(message.has_send, false)) continue;
+      if (!message.is_long) continue;
+      message.is_dropped = true;
+      if (message.is_met) {  // the receive goes on to wait
+        Rank& receiver = rank(message.to);
+        receiver.operations[message.receive.ticket].message = kNone;
+        receiver.inboxes[message.tag].posted.push_front(message.receive);
+      }
+    }
+    for (Rank& each : ranks) {
+      for (auto& [tag, inbox] : each.inboxes) {
+        std::erase_if(inbox.unexpected,
+                      [this](size_t index) { return messages[index].is_dropped; });
+      }
+    }
+    Rank& its = rank(number);
+    its.inboxes.clear();
+    its.ended.clear();
+  }
+
+  void notice(int number) {
+    lost.push_back({number, ""});
+    for (Message& message : messages) {
+      if (message.to == number) end_send(message);
+    }
+    for (int each = 0; each < static_cast<int>(ranks.size()); ++each) wake(each);
+  }
+
+  const SimulatedNetworkOptions options;
+  VirtualClock clock;
+  std::vector<Rank> ranks;
+  std::vector<Host> hosts;
+  std::deque<Message> messages;
+  std::vector<size_t> free_messages;
+  std::vector<size_t> held;  // by a link that is cut
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
+  uint64_t order = 0;
+  uint64_t messages_sent = 0;
+  std::map<uint64_t, std::function<void()>> calls;
+  std::vector<int> awake;
+  std::vector<Transport::Lost> lost;
+  std::map<std::tuple<int, int, int>, int64_t> last_arrivals;
+  std::minstd_rand random;
+};
+
+class SimulatedNetwork::End final : public Transport {
+ public:
+  End(std::shared_ptr<State> state, int rank) : state_(std::move(state)), rank_(rank) {}
+  ~End() override { state_->let_go(rank_); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(state_->ranks.size()); }
+  int max_tag() const override { return 32767; }
+  Ticket send(int to, int tag, const void* data, size_t bytes, Completion& owner) override {
+    return state_->send(rank_, to, tag, data, bytes, owner);
+  }
+  Ticket receive(int from, int tag, void* data, size_t bytes, Completion& owner) override {
+    return state_->receive(rank_, from, tag, data, bytes, owner);
+  }
+  int poll() override {
+    Rank& its = state_->rank(rank_);
+    ending_.swap(its.ended);
+    int count = 0;
+    while (!ending_.empty()) {
+      const Ticket ticket = ending_.front();
+      ending_.pop_front();
+      its.operations[ticket].owner->ended(ticket);
+      its.operations.remove(ticket);
+      ++count;
+    }
+    return count;
+  }
+  bool withdraw(Ticket receive) override { return state_->withdraw(rank_, receive, ending_); }
+  const std::vector<Lost>& lost() const override { return state_->lost; }
+
+ private:
+  const std::shared_ptr<State> state_;
+  const int rank_;
+  std::deque<Ticket> ending_;
+};
+
+SimulatedNetwork::SimulatedNetwork(SimulatedNetworkOptions options)
+    : state_(std::make_shared<State>(std::move(options))) {
+  if (state_->ranks.empty()) throw UsageError("a simulated network needs at least one rank");
+}
+
+SimulatedNetwork::~SimulatedNetwork() = default;
+
+int SimulatedNetwork::size() const { return static_cast<int>(state_->ranks.size()); }
+
+const Clock& SimulatedNetwork::clock() const { return state_->clock; }
+
+std::unique_ptr<Transport> SimulatedNetwork::transport(int rank) {
+  return std::make_unique<End>(state_, rank);
+}
+
+std::vector<int> SimulatedNetwork::take_awake() {
+  std::vector<int> named;
+  for (const int number : std::exchange(state_->awake, {})) {
+    Rank& its = state_->rank(number);
+    if (its.is_alive && !its.is_paused) named.push_back(number);
+    its.is_awake = false;
+  }
+  return named;
+}
+
+void SimulatedNetwork::wake_at(int rank, int64_t time_ns) {
+  state_->schedule(time_ns, Event::kWake, static_cast<size_t>(rank));
+}
+
+void SimulatedNetwork::compute(int rank, int64_t duration_ns) {
+  int64_t& free_ns = state_->rank(rank).free_ns;
+  free_ns = std::max(free_ns, state_->clock.now_ns()) + duration_ns;
+}
+
+void SimulatedNetwork::call_at(int64_t time_ns, std::function<void()> what) {
+  state_->calls.emplace(state_->order, std::move(what));
+  state_->schedule(time_ns, Event::kCall, state_->order);
+}
+
+bool SimulatedNetwork::advance() {
+  State& its = *state_;
+  if (its.events.empty()) return false;
+  const int64_t now = its.events.top().time_ns;
+  its.clock.set(now);
+  while (!its.events.empty() && its.events.top().time_ns == now) {
+    const Event event = its.events.top();
+    its.events.pop();
+    switch (event.kind) {
+      case Event::kSent:
+        its.on_sent(event.what);
+        break;
+      case Event::kComes:
+        its.on_comes(event.what);
+        break;
+      case Event::kWake:
+        its.wake(static_cast<int>(event.what));
+        break;
+      case Event::kCall:
+        its.calls.extract(event.what).mapped()();
+        break;
+    }
+  }
+  return true;
+}
+
+void SimulatedNetwork::kill(int rank, int64_t notice_ns) {
+  if (!std::exchange(state_->rank(rank).is_alive, false)) return;
+  state_->let_go(rank);
+  call_at(state_->clock.now_ns() + notice_ns, [this, rank] { state_->notice(rank); });
+}
+
+bool SimulatedNetwork::is_alive(int rank) const { return state_->rank(rank).is_alive; }
+
+void SimulatedNetwork::pause(int rank) { state_->rank(rank).is_paused = true; }
+
+void SimulatedNetwork::resume(int rank) {
+  state_->rank(rank).is_paused = false;
+  state_->wake(rank);
+}
+
+void SimulatedNetwork::cut(int host) { state_->hosts[static_cast<size_t>(host)].is_cut = true; }
+
+void SimulatedNetwork::mend(int host) {
+  state_->hosts[static_cast<size_t>(host)].is_cut = false;
+  const int64_t soon = state_->clock.now_ns() + state_->options.link.latency_ns;
+  for (const size_t index : std::exchange(state_->held, {})) {
+    state_->schedule(soon, Event::kComes, index);
+  }
+}
+
+void SimulatedNetwork::slow(int host, double times) {
+  state_->hosts[static_cast<size_t>(host)].slower = times;
+}
+
+uint64_t SimulatedNetwork::bytes_sent(int host) const {
+  return state_->hosts[static_cast<size_t>(host)].bytes_sent;
+}
+
+uint64_t SimulatedNetwork::messages_sent() const { return state_->messages_sent; }
+
+}  // namespace ringdl

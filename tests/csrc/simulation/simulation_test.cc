@@ -1,0 +1,224 @@
+// Engines over a simulated network: sums and times, the same from the same seed, with faults.
+
+#include "simulation/simulation.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "simulation/phantom.h"
+
+using namespace ringdl;
+
+namespace {
+
+constexpr double kRate = 125e6;
+constexpr int64_t kLatency = 20 * kMicrosecond;
+
+std::vector<int> one_each(int size) {
+  std::vector<int> hosts(static_cast<size_t>(size));
+  std::iota(hosts.begin(), hosts.end(), 0);
+  return hosts;
+}
+
+SimulatedNetworkOptions links(std::vector<int> hosts, uint64_t jitter_seed = 0) {
+  SimulatedNetworkOptions options;
+  options.hosts = std::move(hosts);
+  options.link = {kRate, kLatency};
+  options.jitter_seed = jitter_seed;
+  return options;
+}
+
+Call allreduce(size_t count, std::optional<Algorithm> algorithm = std::nullopt) {
+  Call call{
+      Kind::kAllreduce, DType::kFloat32, Reduction::kSum, -1, {static_cast<int64_t>(count)}, ""};
+  call.algorithm = algorithm;
+  return call;
+}
+
+// Element i of rank r is r + i % 7, so sums are exact.
+struct Arrays {
+  Arrays(int size, size_t count) : of_rank(static_cast<size_t>(size), std::vector<float>(count)) {
+    for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+      for (size_t i = 0; i < count; ++i) of_rank[rank][i] = static_cast<float>(rank + i % 7);
+    }
+  }
+  bool is_sum(int rank) const {
+    const auto size = of_rank.size();
+    const auto& its = of_rank[static_cast<size_t>(rank)];
+    for (size_t i = 0; i < its.size(); ++i) {
+      if (its[i] != static_cast<float>(size * (size - 1) / 2 + size * (i % 7))) return false;
+    }
+    return true;
+  }
+
+  std::vector<std::vector<float>> of_rank;
+};
+
+std::vector<std::shared_ptr<Work>> submit(Simulation& simulation, Arrays& arrays,
+                                          const Call& call) {
+  std::vector<std::shared_ptr<Work>> works;
+  for (int rank = 0; rank < simulation.size(); ++rank) {
+    works.push_back(
+        simulation[rank].submit(call, arrays.of_rank[static_cast<size_t>(rank)].data()));
+  }
+  return works;
+}
+
+bool is_well(const Work& work) { return work.state == Work::State::kDone; }
+
+// How long an allreduce takes.
+int64_t time_of(Simulation& simulation, size_t count, const Call& call) {
+  Arrays arrays(simulation.size(), count);
+  const int64_t begin = simulation.now_ns();
+  const auto works = submit(simulation, arrays, call);
+  CHECK(simulation.finish(works, 1000 * kSecond));
+  for (int rank = 0; rank < simulation.size(); ++rank) {
+    CHECK(is_well(*works[static_cast<size_t>(rank)]) && arrays.is_sum(rank));
+  }
+  return simulation.now_ns() - begin;
+}
+
+void test_sums() {
+  for (int size = 1; size <= 8; ++size) {
+    for (const size_t count : {size_t{1}, size_t{37}, size_t{100'003}}) {
+      for (const auto& hosts : {one_each(size), std::vector<int>(static_cast<size_t>(size), 0)}) {
+        Simulation simulation(links(hosts));
+        time_of(simulation, count, allreduce(count));
+        time_of(simulation, count, allreduce(count, Algorithm::kRing));
+        time_of(simulation, count, allreduce(count, Algorithm::kDoubling));
+        CHECK(simulation.leave(kSecond));
+      }
+    }
+  }
+}
+
+// A ring takes 2 (P - 1) / P of the bytes over each link, and as many latencies as steps.
+void test_time_of_a_ring() {
+  constexpr size_t kCount = 4 << 20;
+  for (const int size : {2, 4, 16}) {
+    Simulation simulation(links(one_each(size)));
+    const int64_t time = time_of(simulation, kCount, allreduce(kCount, Algorithm::kRing));
+    const double share = 2.0 * (size - 1) / size;
+    const double bound = share * kCount * sizeof(float) / kRate * kSecond;
+    const double ratio = static_cast<double>(time) / bound;
+    check::record(ratio >= 1 && ratio < 1.1, __FILE__, __LINE__,
+                  std::to_string(size) + " ranks: " + std::to_string(ratio) + " of the bound");
+    CHECK(simulation.network().bytes_sent(0) >= static_cast<uint64_t>(share * kCount * 4));
+    CHECK(simulation.network().bytes_sent(0) < static_cast<uint64_t>(1.01 * share * kCount * 4));
+  }
+}
+
+// All that happens follows from the seed, and sums do not depend on it.
+void test_seeds() {
+  const auto time_from = [](uint64_t seed) {
+    Simulation simulation(links({0, 0, 1, 1, 2}, seed));
+    int64_t time = 0;
+    for (const size_t count : {size_t{5}, size_t{3000}, size_t{300'000}}) {
+      time += time_of(simulation, count, allreduce(count));
+    }
+    CHECK(simulation.leave(kSecond));
+    return time;
+  };
+  std::vector<int64_t> times;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    times.push_back(time_from(seed));
+    CHECK_EQ(time_from(seed), times.back());
+  }
+  std::ranges::sort(times);
+  CHECK(std::ranges::unique(times).size() < 5);
+}
+
+// A rank that ends at any moment of an allreduce: the others hear of it, or have the sums.
+void test_a_rank_that_is_killed() {
+  constexpr int kSize = 5;
+  constexpr size_t kCount = 50'000;
+  constexpr int64_t kNotice = kMillisecond;
+  int failed_runs = 0;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    Arrays arrays(kSize, kCount);
+    Simulation simulation(links(one_each(kSize), seed));
+    const auto works = submit(simulation, arrays, allreduce(kCount));
+    const int victim = static_cast<int>(seed % kSize);
+    simulation.network().call_at(simulation.now_ns() + static_cast<int64_t>(seed) * 20'000,
+                                 [&] { simulation.network().kill(victim, kNotice); });
+    std::vector<std::shared_ptr<Work>> left;
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank != victim) left.push_back(works[static_cast<size_t>(rank)]);
+    }
+    CHECK(simulation.finish(left, 5 * kSecond));
+    int failed = 0;
+    for (int rank = 0; rank < kSize; ++rank) {
+      const Work& work = *works[static_cast<size_t>(rank)];
+      if (rank == victim) continue;
+      if (is_well(work)) {
+        CHECK(arrays.is_sum(rank));
+      } else {
+        CHECK(work.failure.kind == FailureKind::kRankFailed);
+        CHECK(work.failure.text.find("rank " + std::to_string(victim)) != std::string::npos);
+        ++failed;
+      }
+    }
+    failed_runs += failed > 0;
+  }
+  CHECK(failed_runs > 50 && failed_runs < 200);
+}
+
+// What a link that is cut has not carried comes once it is mended; a rank that is paused is late.
+void test_links_that_are_cut_and_ranks_that_pause() {
+  constexpr size_t kCount = 500'000;
+  Simulation undisturbed(links(one_each(4)));
+  const int64_t time = time_of(undisturbed, kCount, allreduce(kCount));
+  for (const bool is_link : {true, false}) {
+    Simulation simulation(links(one_each(4)));
+    SimulatedNetwork& network = simulation.network();
+    const int64_t begin = simulation.now_ns();
+    network.call_at(begin + time / 2, [&] { is_link ? network.cut(2) : network.pause(2); });
+    network.call_at(begin + time / 2 + kSecond,
+                    [&] { is_link ? network.mend(2) : network.resume(2); });
+    const int64_t took = time_of(simulation, kCount, allreduce(kCount));
+    CHECK(took > kSecond && took < kSecond + 2 * time);
+  }
+  Simulation simulation(links(one_each(4)));
+  simulation.network().slow(1, 3);
+  CHECK(time_of(simulation, kCount, allreduce(kCount)) > 2 * time);
+}
+
+// Sizes alone: arrays that nobody has.
+void test_phantom_arrays() {
+  constexpr int kSize = 64;
+  constexpr size_t kCount = 16 << 20;
+  const PhantomMemory memory(kCount * sizeof(float));
+  SimulatedNetworkOptions options = links(one_each(kSize));
+  options.phantom = memory.bytes();
+  SimulatedProcessor processor;
+  processor.computes = false;
+  Simulation simulation(options, processor);
+  std::vector<std::shared_ptr<Work>> works;
+  const int64_t begin = simulation.now_ns();
+  for (int rank = 0; rank < kSize; ++rank) {
+    works.push_back(simulation[rank].submit(allreduce(kCount, Algorithm::kRing), memory.data()));
+  }
+  CHECK(simulation.finish(works, 100 * kSecond));
+  CHECK(std::ranges::all_of(works, [](const auto& work) { return is_well(*work); }));
+  const double bound = 2.0 * (kSize - 1) / kSize * kCount * sizeof(float) / kRate * kSecond;
+  const double ratio = static_cast<double>(simulation.now_ns() - begin) / bound;
+  check::record(ratio >= 1 && ratio < 1.1, __FILE__, __LINE__, std::to_string(ratio));
+  CHECK(simulation.leave(kSecond));
+}
+
+}  // namespace
+
+int main() {
+  test_sums();
+  test_time_of_a_ring();
+  test_seeds();
+  test_a_rank_that_is_killed();
+  test_links_that_are_cut_and_ranks_that_pause();
+  test_phantom_arrays();
+  return check::report();
+}
