@@ -4,12 +4,18 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 namespace ringdl {
 
 constexpr int64_t kMicrosecond = 1'000;
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kSecond = 1'000'000'000;
+
+/// For messages: "0.3 s".
+inline std::string seconds_text(int64_t ns) {
+  return std::to_string(ns / kSecond) + "." + std::to_string(ns / (kSecond / 10) % 10) + " s";
+}
 
 /// Nanoseconds of the machine's monotone clock. Threads that wait and transports read it; the
 /// engine is handed a Clock, and collectives read none.

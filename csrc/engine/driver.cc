@@ -230,18 +230,12 @@ void Driver::open_box(const BoxName& name, std::shared_ptr<Box> box) {
 }
 
 std::shared_ptr<Work> Driver::call_box(const BoxName& name, int to,
-                                       std::unique_ptr<Collective> caller,
-                                       std::shared_ptr<const void> memory) {
+                                       std::unique_ptr<Collective> caller) {
   const Lock lock = lock_for_call();
   if (engine_.parts().membership.is_leaving()) {
     throw UsageError("ringdl is shutting down; call ringdl.init() first");
   }
-  return engine_.call_box(name, to, std::move(caller), std::move(memory));
-}
-
-bool Driver::answers_boxes() {
-  const Lock lock = lock_for_call();
-  return engine_.parts().mailbox.is_open();
+  return engine_.call_box(name, to, std::move(caller));
 }
 
 void Driver::help() {

@@ -177,10 +177,7 @@ class Driver {
   void open_box(const BoxName& name, std::shared_ptr<Box> box);
   /// Puts a call in the box of another member. Waits for it may time out while others are answered,
   /// so pass `for_good = false` to wait().
-  std::shared_ptr<Work> call_box(const BoxName& name, int to, std::unique_ptr<Collective> caller,
-                                 std::shared_ptr<const void> memory = nullptr);
-  /// Whether some box is open.
-  bool answers_boxes();
+  std::shared_ptr<Work> call_box(const BoxName& name, int to, std::unique_ptr<Collective> caller);
   /// For who waits for what others do unasked: polls once, and looks for ranks that have failed.
   void help();
   /// Whether a rank answers no message any more.

@@ -48,10 +48,9 @@ std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
 }
 
 std::shared_ptr<Work> Engine::call_box(const BoxName& name, int to,
-                                       std::unique_ptr<Collective> caller,
-                                       std::shared_ptr<const void> memory) {
+                                       std::unique_ptr<Collective> caller) {
   submissions_.refuse_many();
-  auto work = parts_.mailbox.call(name, to, std::move(caller), std::move(memory));
+  auto work = parts_.mailbox.call(name, to, std::move(caller));
   if (!work->ended()) poll();
   return work;
 }
@@ -131,7 +130,7 @@ std::string Engine::dump() const {
 
 bool Engine::is_busy() const {
   return !parts_.works.is_empty() || !parts_.works.is_drained() || !parts_.control->idle() ||
-         parts_.mailbox.is_open();
+         parts_.mailbox.open_boxes() > 0;
 }
 
 void Engine::end_join(const std::shared_ptr<JoinSession::Session>& session) {
@@ -158,6 +157,7 @@ std::map<std::string, double> Engine::stats() const {
       {"polls", number(polls_)},
       {"keys", number(parts_.matching.keys())},
       {"parked_keys", number(parts_.matching.parked_keys())},
+      {"open_boxes", number(parts_.mailbox.open_boxes())},
   };
 }
 

@@ -37,8 +37,7 @@ class Engine {
   /// see Driver::submit().
   std::shared_ptr<Work> submit(const Call& call, void* data);
   /// See Driver::call_box().
-  std::shared_ptr<Work> call_box(const BoxName& name, int to, std::unique_ptr<Collective> caller,
-                                 std::shared_ptr<const void> memory);
+  std::shared_ptr<Work> call_box(const BoxName& name, int to, std::unique_ptr<Collective> caller);
   /// See Driver::refuse().
   void refuse(const Call& call, const std::string& why);
   /// Begins the next instance of a bucket.

@@ -31,10 +31,9 @@ std::shared_ptr<Work> Mailbox::submit(const BoxName& name, const SharedGroup& pa
                                  std::move(side), std::move(memory));
 }
 
-std::shared_ptr<Work> Mailbox::call(const BoxName& name, int to, std::unique_ptr<Collective> caller,
-                                    std::shared_ptr<const void> memory) {
-  const SharedGroup pair = group_of_pair(name.group->rank, to, *name.group);
-  return submit(name, pair, std::move(caller), std::move(memory));
+std::shared_ptr<Work> Mailbox::call(const BoxName& name, int to,
+                                    std::unique_ptr<Collective> caller) {
+  return submit(name, group_of_pair(name.group->rank, to, *name.group), std::move(caller), nullptr);
 }
 
 int Mailbox::step() {

@@ -51,18 +51,16 @@ class Mailbox {
 
   /// Calls that have come before are answered, too.
   void open(const BoxName& name, std::shared_ptr<Box> box);
-  bool is_open() const { return !boxes_.empty(); }
+  size_t open_boxes() const { return boxes_.size(); }
 
   /// Puts a call in the box of another member.
   /// @param caller  this rank's side: a channel of two ranks, of which it is the first
-  /// @param memory  what it reads and writes, kept meanwhile; may be null
-  std::shared_ptr<Work> call(const BoxName& name, int to, std::unique_ptr<Collective> caller,
-                             std::shared_ptr<const void> memory);
+  std::shared_ptr<Work> call(const BoxName& name, int to, std::unique_ptr<Collective> caller);
 
   /// A header was parked.
   void on_header(const Key& key) { are_headers_new_ |= key.space == KeySpace::kBox; }
   /// Whether some call has come that is not answered yet.
-  bool has_new() const { return are_headers_new_ && is_open(); }
+  bool has_new() const { return are_headers_new_ && !boxes_.empty(); }
   /// Begins to answer calls.
   /// @returns how many
   int step();

@@ -30,7 +30,7 @@ std::shared_ptr<Work> Submissions::submit(const Call& call, void* data) {
     std::fill_n(stand_in->data(), stand_in->size(), std::byte{0});
     data = stand_in->data();
   }
-  if (description.algorithm == Algorithm::kMpi && parts_.mailbox.is_open()) {
+  if (description.algorithm == Algorithm::kMpi && parts_.mailbox.open_boxes() > 0) {
     throw UsageError(
         "MPI's own allreduce cannot be used beside a policy by which ranks of several hosts train "
         "at their own pace, as this rank answers others meanwhile: take another algorithm");

@@ -22,10 +22,6 @@ constexpr int64_t kBriefNs = 10 * kMillisecond;
 // How long before its deadline a wait begins to count the ranks that have arrived.
 int64_t count_within(int64_t timeout_ns) { return std::min(kSecond, timeout_ns / 4 * 3); }
 
-std::string seconds_text(int64_t ns) {
-  return std::to_string(ns / kSecond) + "." + std::to_string(ns / (kSecond / 10) % 10) + " s";
-}
-
 }  // namespace
 
 // What a waiting thread has reported to the diagnosis, taken back at the end of its wait.

@@ -43,11 +43,6 @@ void wait_until(const std::function<bool(bool looks_for_dead)>& step,
   }
 }
 
-std::string seconds_text(int64_t ns) {
-  std::string text = std::to_string(static_cast<double>(ns) / kSecond);
-  return text.substr(0, text.find('.') + 2) + " s";
-}
-
 size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
 
 // Calls of other hosts, given up unless they have ended: their arrays are the caller's.
