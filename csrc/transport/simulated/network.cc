@@ -328,7 +328,10 @@ struct SimulatedNetwork::State {
   void let_go(int number) {
     for (Message& message : messages) {
       if (message.is_dropped) continue;
-      if (message.to == number && message.is_met) message.is_dropped = true;
+      if (message.to == number && message.is_met) {
+        message.is_dropped = true;
+        if (message.is_long) rank(number).operations[message.receive.ticket].message = kNone;
+      }
       if (message.from != number || !std::exchange(message.has_send, false)) continue;
       if (!message.is_long) continue;
       message.is_dropped = true;
@@ -419,6 +422,8 @@ SimulatedNetwork::~SimulatedNetwork() = default;
 
 int SimulatedNetwork::size() const { return static_cast<int>(state_->ranks.size()); }
 
+int SimulatedNetwork::hosts() const { return static_cast<int>(state_->hosts.size()); }
+
 const Clock& SimulatedNetwork::clock() const { return state_->clock; }
 
 std::unique_ptr<Transport> SimulatedNetwork::transport(int rank) {
@@ -489,6 +494,8 @@ void SimulatedNetwork::resume(int rank) {
   state_->rank(rank).is_paused = false;
   state_->wake(rank);
 }
+
+bool SimulatedNetwork::is_paused(int rank) const { return state_->rank(rank).is_paused; }
 
 void SimulatedNetwork::cut(int host) { state_->hosts[static_cast<size_t>(host)].is_cut = true; }
 

@@ -61,6 +61,7 @@ class SimulatedNetwork {
   SimulatedNetwork& operator=(const SimulatedNetwork&) = delete;
 
   int size() const;
+  int hosts() const;
   const Clock& clock() const;
   /// A rank's end; once for each. The network outlives them.
   std::unique_ptr<Transport> transport(int rank);
@@ -83,6 +84,7 @@ class SimulatedNetwork {
   bool is_alive(int rank) const;
   void pause(int rank);
   void resume(int rank);
+  bool is_paused(int rank) const;
   void cut(int host);
   void mend(int host);
   /// A host's link is so many times slower from now on.
