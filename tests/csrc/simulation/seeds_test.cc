@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -213,8 +214,12 @@ int main() {
   const int first = only != 0 ? only : 1;
   const int last = only != 0 ? only : number_in("RINGDL_TEST_SEEDS", 300);
   for (int seed = first; seed <= last; ++seed) {
-    Run run(static_cast<uint64_t>(seed));
-    const std::string wrong = run.carry_out();
+    std::string wrong;
+    try {
+      wrong = Run(static_cast<uint64_t>(seed)).carry_out();
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
     check::record(wrong.empty(), __FILE__, __LINE__,
                   "RINGDL_TEST_SEED=" + std::to_string(seed) + ": " + wrong);
   }
