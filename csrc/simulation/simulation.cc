@@ -1,24 +1,51 @@
 #include "simulation/simulation.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "transport/simulated/heap_window.h"
 
 namespace ringdl {
 namespace {
 
 // How often an engine is asked whether something is wrong. Its own intervals are longer.
 constexpr int64_t kLookNs = 10 * kMillisecond;
+// After how long ranks of a host see what one of them has written.
+constexpr int64_t kSeenNs = 200;
 
 }  // namespace
 
 Simulation::Simulation(SimulatedNetworkOptions network, const SimulatedProcessor& processor,
-                       EngineOptions options)
-    : network_(std::move(network)) {
+                       EngineOptions options, size_t shared_bytes)
+    : network_(network), hosts_(std::move(network.hosts)), neighbours_(hosts_.size()) {
   for (int rank = 0; rank < network_.size(); ++rank) {
     executors_.push_back(std::make_unique<SimulatedExecutor>(network_, rank, processor));
     options.executor = executors_.back().get();
     engines_.push_back(
         std::make_unique<Engine>(network_.transport(rank), options, network_.clock()));
     look_now_and_then(rank);
+  }
+  if (shared_bytes > 0) share_memory(shared_bytes);
+}
+
+void Simulation::share_memory(size_t bytes) {
+  HeapWindow::Memories memories;
+  for (int rank = 0; rank < size(); ++rank) {
+    memories.push_back(std::make_shared<HeapWindow::Memory>(bytes));
+  }
+  for (int rank = 0; rank < size(); ++rank) {
+    HeapWindow::Memories reached = memories;
+    auto& neighbours = neighbours_[static_cast<size_t>(rank)];
+    for (int other = 0; other < size(); ++other) {
+      const auto at = static_cast<size_t>(other);
+      if (hosts_[at] != hosts_[static_cast<size_t>(rank)])
+        reached[at] = nullptr;
+      else if (other != rank)
+        neighbours.push_back(other);
+    }
+    const auto has_ended = [this](int other) { return !network_.is_alive(other); };
+    (*this)[rank].parts().hosts.use(
+        std::make_shared<HeapWindow>(rank, std::move(reached), has_ended), hosts_);
   }
 }
 
@@ -30,10 +57,24 @@ void Simulation::look_now_and_then(int rank) {
   });
 }
 
+// A rank may have written what those that share memory with it wait for.
+void Simulation::wake_neighbours(int rank) {
+  for (const int other : neighbours_[static_cast<size_t>(rank)]) {
+    network_.wake_at(other, now_ns() + kSeenNs);
+  }
+}
+
+std::shared_ptr<Work> Simulation::submit(int rank, const Call& call, void* data) {
+  auto work = (*this)[rank].submit(call, data);
+  wake_neighbours(rank);
+  return work;
+}
+
 void Simulation::poll(int rank) {
   Engine& engine = (*this)[rank];
-  while (engine.poll() > 0) {
-  }
+  bool has_moved = false;
+  while (engine.poll() > 0) has_moved = true;
+  if (has_moved) wake_neighbours(rank);
   said_ += engine.watch_over(now_ns());
   engine.find_failed_ranks(now_ns());
 }

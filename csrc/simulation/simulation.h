@@ -20,8 +20,9 @@ namespace ringdl {
 class Simulation {
  public:
   /// @param options  of the engines; their executors are its own
+  /// @param shared_bytes  of each rank, for the ranks of its host to see; 0: they share no memory
   explicit Simulation(SimulatedNetworkOptions network, const SimulatedProcessor& processor = {},
-                      EngineOptions options = {});
+                      EngineOptions options = {}, size_t shared_bytes = 0);
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
 
@@ -30,6 +31,8 @@ class Simulation {
   SimulatedNetwork& network() { return network_; }
   int64_t now_ns() const { return network_.clock().now_ns(); }
 
+  /// See Driver::submit(); the arrays outlive this.
+  std::shared_ptr<Work> submit(int rank, const Call& call, void* data);
   /// Lets time pass until `done`, which is asked after each event.
   /// @returns whether it was done within `time_ns`
   bool run_until(const std::function<bool()>& done, int64_t time_ns);
@@ -42,10 +45,14 @@ class Simulation {
   const std::string& said() const { return said_; }
 
  private:
+  void share_memory(size_t bytes);
+  void wake_neighbours(int rank);
   void poll(int rank);
   void look_now_and_then(int rank);
 
   SimulatedNetwork network_;
+  const std::vector<int> hosts_;
+  std::vector<std::vector<int>> neighbours_;  // by rank: those that share memory with it
   std::vector<std::unique_ptr<SimulatedExecutor>> executors_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::string said_;

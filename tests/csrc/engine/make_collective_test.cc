@@ -15,11 +15,10 @@
 #include "base/error.h"
 #include "collective/planner/algorithms.h"
 #include "collective/planner/choice.h"
-#include "heap_window.h"
 #include "network.h"
+#include "transport/simulated/heap_window.h"
 
 using namespace ringdl;
-using ringdl::check::HeapWindow;
 using ringdl::check::Network;
 using Parts = std::vector<std::unique_ptr<Collective>>;
 

@@ -12,11 +12,10 @@
 
 #include "check.h"
 #include "cluster.h"
-#include "heap_window.h"
+#include "transport/simulated/heap_window.h"
 
 using namespace ringdl;
 using ringdl::check::Cluster;
-using ringdl::check::HeapWindow;
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Whatever happens, from a seed: works of any kind, submitted in any order at any time, over links
-// that are slow and are cut, by ranks that pause and die, or mean something else than the others.
-// Each work ends everywhere: with the right result, or by the death of a rank that is named, or on
-// all ranks as they disagree.
+// that are slow and are cut, or in memory that ranks share, by ranks that pause and die, or mean
+// something else than the others. Each work ends everywhere: with the right result, or by the death
+// of a rank that is named, or on all ranks as they disagree.
 //
 // RINGDL_TEST_SEEDS is how many runs there are, RINGDL_TEST_SEED a single one, which is told.
 
@@ -22,6 +22,7 @@ using namespace ringdl;
 namespace {
 
 constexpr int64_t kSpan = 2 * kMillisecond;  // in which ranks submit
+constexpr size_t kSharedBytes = 64 << 20;
 constexpr int64_t kPatience = 30 * kSecond;
 
 // Numbers from a seed.
@@ -116,7 +117,7 @@ struct Run {
       const auto index = static_cast<size_t>(rank);
       Call call = task.call;
       call.shape = {static_cast<int64_t>(task.arrays[index].size())};
-      task.works[index] = simulation[rank].submit(call, task.arrays[index].data());
+      task.works[index] = simulation.submit(rank, call, task.arrays[index].data());
     });
   }
 
@@ -166,7 +167,8 @@ struct Run {
 
  private:
   Run(uint64_t seed, Dice dice)
-      : simulation(make_network(dice, static_cast<int>(dice(2, seed % 50 == 0 ? 64 : 9)))) {
+      : simulation(make_network(dice, static_cast<int>(dice(2, seed % 50 == 0 ? 64 : 9))), {}, {},
+                   seed % 2 == 0 ? kSharedBytes : 0) {
     const int size = simulation.size();
     const int count = static_cast<int>(dice(1, 8));
     for (int number = 0; number < count; ++number) tasks.push_back(make_task(dice, size, number));

@@ -64,7 +64,7 @@ std::vector<std::shared_ptr<Work>> submit(Simulation& simulation, Arrays& arrays
   std::vector<std::shared_ptr<Work>> works;
   for (int rank = 0; rank < simulation.size(); ++rank) {
     works.push_back(
-        simulation[rank].submit(call, arrays.of_rank[static_cast<size_t>(rank)].data()));
+        simulation.submit(rank, call, arrays.of_rank[static_cast<size_t>(rank)].data()));
   }
   return works;
 }
@@ -201,7 +201,7 @@ void test_phantom_arrays() {
   std::vector<std::shared_ptr<Work>> works;
   const int64_t begin = simulation.now_ns();
   for (int rank = 0; rank < kSize; ++rank) {
-    works.push_back(simulation[rank].submit(allreduce(kCount, Algorithm::kRing), memory.data()));
+    works.push_back(simulation.submit(rank, allreduce(kCount, Algorithm::kRing), memory.data()));
   }
   CHECK(simulation.finish(works, 100 * kSecond));
   CHECK(std::ranges::all_of(works, [](const auto& work) { return is_well(*work); }));

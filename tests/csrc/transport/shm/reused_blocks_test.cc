@@ -12,8 +12,8 @@
 
 #include "check.h"
 #include "child.h"
-#include "heap_window.h"
 #include "transport/shm/segment_window.h"
+#include "transport/simulated/heap_window.h"
 
 using namespace ringdl;
 using namespace ringdl::check;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,7 +11,7 @@
 #include "transport/shm/heap.h"
 #include "transport/window.h"
 
-namespace ringdl::check {
+namespace ringdl {
 
 /// A window onto ordinary memory, for ranks that are objects of one thread: some megabytes each.
 class HeapWindow final : public Window {
@@ -22,11 +23,14 @@ class HeapWindow final : public Window {
   };
   using Memories = std::vector<std::shared_ptr<Memory>>;  // by rank; null: not reached
 
-  HeapWindow(int rank, Memories memories)
-      : memories_(std::move(memories)), own_(memories_[static_cast<size_t>(rank)]) {}
+  /// @param has_ended  whether a rank's process has; null: none ever does
+  HeapWindow(int rank, Memories memories, std::function<bool(int)> has_ended = nullptr)
+      : memories_(std::move(memories)),
+        own_(memories_[static_cast<size_t>(rank)]),
+        has_ended_(std::move(has_ended)) {}
 
   bool reaches(int rank) const override { return memories_[static_cast<size_t>(rank)] != nullptr; }
-  bool has_ended(int) const override { return false; }
+  bool has_ended(int rank) const override { return has_ended_ && has_ended_(rank); }
   std::byte* at(int rank, uint64_t offset) const override {
     return memories_[static_cast<size_t>(rank)]->buffer.data() + offset;
   }
@@ -62,7 +66,8 @@ class HeapWindow final : public Window {
 
   const Memories memories_;
   const std::shared_ptr<Memory> own_;
+  const std::function<bool(int)> has_ended_;
   std::vector<Kept> kept_;
 };
 
-}  // namespace ringdl::check
+}  // namespace ringdl
