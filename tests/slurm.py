@@ -128,34 +128,13 @@ class Slurm:
             lambda: f"not {states}: {self.call('scontrol', 'show', 'job', number).stdout}",
         )
 
-    def srun(self, mpi: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command as two ranks on each host; both outputs in one.
-
-        Again, where Slurm did not take what MPICH had to say: MPICH sends memory that it has not
-        written along, and its message is sometimes too long for Slurm. Its ranks then wait forever.
-        """
-        process_manager = "--mpi=pmix" if "openmpi" in mpi else "--mpi=pmi2"
-        words = ["srun", "--quiet", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
-        output = self.folder / "srun.out"
-        deadline = time.monotonic() + TIMEOUT
-        while True:
-            with output.open("wb") as file:
-                step = subprocess.Popen(
-                    [*words, process_manager, *command],
-                    env=os.environ | self.settings,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                )
-            is_refused = False
-            while step.poll() is None and not is_refused:
-                time.sleep(0.1)
-                is_refused = "mpi/pmi2: invalid client request" in output.read_text()
-                if is_refused or time.monotonic() > deadline:
-                    step.terminate()
-            code = step.wait(TIMEOUT)
-            if not is_refused:
-                return subprocess.CompletedProcess(words, code, output.read_text())
+    def srun(self, mpi: str, hosts: int, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as two ranks on each of so many hosts; both outputs in one."""
+        return self.call(
+            *("srun", "--quiet", f"--nodes={hosts}", "--ntasks-per-node=2"),
+            *("--kill-on-bad-exit=1", "--mpi=pmix" if "openmpi" in mpi else "--mpi=pmi2"),
+            *command,
+        )
 
     def on_hosts(self, command: str) -> str:
         """What a command of the shell prints on all hosts."""
