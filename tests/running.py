@@ -158,6 +158,24 @@ def _run_job(
     return Ended(code, *text, ended)
 
 
+def call(
+    *words: str, timeout: float, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, both outputs in one; it finds ringdl and the tests."""
+    return subprocess.run(
+        words,
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        check=False,
+    )
+
+
 def run_ranks(
     python: str,
     ranks: int,

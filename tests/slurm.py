@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from tests import running
+
 HOSTS = ("alpha", "beta")
 CPUS = 8  # of each host, as Slurm shall believe
 KILL_WAIT = 5  # seconds after which what does not heed scancel is killed
@@ -84,29 +86,18 @@ class Slurm:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.settings = {"SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+        self.settings = {"SLURM_CONF": str(folder / "slurm.conf"), "I_MPI_PMI_LIBRARY": PMI2}
         # Ranks on one machine that shall believe they are on two: over the network.
         self.settings |= {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "FI_PROVIDER": "tcp"}
         self.settings |= {"OMPI_MCA_btl": "tcp,sm,self", "OMPI_MCA_mpi_yield_when_idle": "1"}
         self.settings |= {"I_MPI_FABRICS": "ofi", "I_MPI_PIN": "0", "I_MPI_THREAD_YIELD": "2"}
-        self.settings |= {"I_MPI_PMI_LIBRARY": PMI2, "PYTHONPATH": str(Path(__file__).parents[1])}
 
     def call(
         self, *words: str, cwd: Path | None = None, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end, both outputs in one."""
-        return subprocess.run(
-            words,
-            cwd=cwd,
-            env=os.environ | self.settings | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT,
-            check=False,
-        )
+        """See `running.call`."""
+        settings = self.settings | environment
+        return running.call(*words, timeout=TIMEOUT, cwd=cwd or running.ROOT, **settings)
 
     def submit(self, script: Path, *options: str, **environment: str) -> str:
         """Queue a batch script in the folder it is in; its job's number."""

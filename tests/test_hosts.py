@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench import hosts
+from tests import running
 from tests.environments import PYTHONS
 
 ROOT = Path(__file__).parents[1]
@@ -29,20 +30,8 @@ with_and_without_mpi = pytest.mark.parametrize(
 )
 
 
-def call(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, both outputs in one."""
-    return subprocess.run(
-        arguments,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | settings,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=TIMEOUT,
-        check=False,
-    )
+def call(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return running.call(*words, timeout=TIMEOUT, **settings)
 
 
 def traces() -> list[str]:

@@ -86,7 +86,7 @@ class ParameterAveraging(Policy):
 
     def attach(self, model: Model) -> None:
         """See `Policy.attach`."""
-        self._mean = Mean(model.parameters, model)
+        self._mean = Mean(model.parameters, model, self._rounds.rule)
         self._sent: dict[str, Array] = {}
         self._state = _State(model) if self.optimizer_state == "average" else None
 

@@ -55,7 +55,7 @@ class DiLoCo(Policy):
 
     def attach(self, model: Model) -> None:
         """See `Policy.attach`."""
-        self._mean = Mean(model.parameters, model)
+        self._mean = Mean(model.parameters, model, self._rounds.rule)
 
     def start_over(self, model: Model) -> None:
         """See `Policy.start_over`: the outer momentum begins anew, too."""
@@ -68,21 +68,27 @@ class DiLoCo(Policy):
     def after_step(self, model: Model) -> None:
         """See `Policy.after_step`."""
         if self._rounds.is_due(model.step):
-            self._outer_step(model)
+            seconds = self._rounds.seconds(model.step)
+            self._outer_step(model, seconds)
+            self._rounds.end(model.step, seconds, self._mean.told)
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: an outer step, unless one has just been made."""
-        if model.step != self._last_step:
-            self._outer_step(model)
+        made = model.step - self._last_step
+        if made > 0 or self.balance:  # then ranks may have made different numbers of steps
+            self._outer_step(model, made)
         for name, outer in self._outer.items():
             model.parameters[name][...] = outer
 
-    def _outer_step(self, model: Model) -> None:
+    def _outer_step(self, model: Model, told: float) -> None:
         parameters = model.parameters
-        weight, seconds = self._rounds.weight(model.step), self._rounds.seconds(model.step)
-        self._mean.begin(parameters, self._rounds.mark(model.step), weight, seconds)
+        weight = self._rounds.weight(model.step)
+        self._mean.begin(parameters, self._rounds.mark(model.step), weight, told)
+        means = self._mean.end()
+        if model.step == self._last_step and not any(self._mean.told):
+            return  # nobody has made a step
         self._last_step = model.step
-        for name, mean in self._mean.end().items():
+        for name, mean in means.items():
             outer = self._outer[name]
             gradient = outer - mean
             velocity = self._velocities.get(name)
@@ -94,7 +100,6 @@ class DiLoCo(Policy):
             step = gradient + self.outer_momentum * velocity if self.nesterov else velocity
             outer -= self.outer_lr * step
             parameters[name][...] = outer
-        self._rounds.end(model.step, seconds, self._mean.told)
 
     def __repr__(self) -> str:
         return (

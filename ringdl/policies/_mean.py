@@ -21,13 +21,16 @@ class Mean:
     Args:
         like: floating-point arrays; the same names, shapes and dtypes on all ranks.
         model: whose they are.
+        rule: what every rank must do, if some are out of step.
 
     Raises:
         MismatchError: on every rank, if they differ.
     """
 
-    def __init__(self, like: Mapping[str, Array], model: Model) -> None:
-        self._model = model
+    def __init__(
+        self, like: Mapping[str, Array], model: Model, rule: str = "call step() equally often"
+    ) -> None:
+        self._model, self._rule = model, rule
         specs: list[Any] = [(name, each.shape, each.dtype) for name, each in like.items()]
         note = (_NOTE, (_steps.RESIDUES + 1 + model.communicator.size,), "float32")
         self._buckets = Buckets([note, *specs], communicator=model.communicator)
@@ -65,9 +68,9 @@ class Mean:
         """
         self._buckets.wait()
         if not _steps.are_equal(self._step):
-            name, rule = f"{self._model.key}.steps", "call step() equally often"
+            name = f"{self._model.key}.steps"
             _steps.raise_out_of_step(
-                self._model.step - 1, self._model.communicator, name, "means", rule
+                self._model.step - 1, self._model.communicator, name, "means", self._rule
             )
         weight = float(self._weight[0])
         if weight != 1:  # some have joined, or count less

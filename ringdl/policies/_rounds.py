@@ -26,6 +26,13 @@ class Rounds:
         self._every, self._are_balanced = every, are_balanced
         self.start_over(0)
 
+    @property
+    def rule(self) -> str:
+        """What every rank must do to meet the others."""
+        if self._are_balanced:
+            return "end its steps when the policy's `rounds` has reached the same number"
+        return "call step() equally often"
+
     def start_over(self, step: int) -> None:
         """The first round begins after so many steps of the optimizer."""
         self.number = 0

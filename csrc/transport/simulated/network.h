@@ -21,7 +21,7 @@ struct SimulatedLink {
 struct SimulatedNetworkOptions {
   /// The number of each rank's host; numbers from 0 on. Their count is that of the ranks.
   std::vector<int> hosts;
-  /// From a host to the switch and back, in each direction: half of the latency is on each.
+  /// Of each host, in each direction; the latency is that from one host to another.
   SimulatedLink link{125e6, 20 * kMicrosecond};
   /// Between ranks of a host, which do not slow each other.
   SimulatedLink memory{8e9, kMicrosecond};
