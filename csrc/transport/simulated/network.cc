@@ -70,24 +70,10 @@ struct Rank {
   bool is_alive = true;
   bool is_paused = false;
   bool is_awake = false;
-  int64_t free_ns = 0;         // its processor
-  int64_t memory_free_ns = 0;  // what it sends to ranks of its host
   TicketTable<Operation> operations;
   std::unordered_map<int, Inbox> inboxes;  // by tag
   std::deque<Ticket> ended;
 };
-
-struct Host {
-  int64_t out_free_ns = 0;
-  int64_t in_free_ns = 0;
-  double slower = 1;
-  bool is_cut = false;
-  uint64_t bytes_sent = 0;
-};
-
-int64_t duration_ns(size_t bytes, double bytes_per_second) {
-  return static_cast<int64_t>(static_cast<double>(bytes) / bytes_per_second * 1e9);
-}
 
 class VirtualClock final : public Clock {
  public:
@@ -103,16 +89,17 @@ class VirtualClock final : public Clock {
 struct SimulatedNetwork::State {
   explicit State(SimulatedNetworkOptions its)
       : options(std::move(its)),
+        links(options.hosts, options.link, options.memory, options.message_ns),
         ranks(options.hosts.size()),
-        hosts(options.hosts.empty() ? 0 : 1 + static_cast<size_t>(std::ranges::max(options.hosts))),
+        is_cut(static_cast<size_t>(links.hosts())),
         random(options.jitter_seed) {}
 
   Rank& rank(int number) { return ranks[static_cast<size_t>(number)]; }
-  Host& host_of(int number) {
-    return hosts[static_cast<size_t>(options.hosts[static_cast<size_t>(number)])];
-  }
-  bool are_together(int a, int b) const {
-    return options.hosts[static_cast<size_t>(a)] == options.hosts[static_cast<size_t>(b)];
+  bool is_between_cut(int from, int to) const {
+    const auto is_off = [this](int number) {
+      return is_cut[static_cast<size_t>(links.host_of(number))];
+    };
+    return !links.are_together(from, to) && (is_off(from) || is_off(to));
   }
 
   void schedule(int64_t time_ns, Event::Kind kind, size_t what) {
@@ -158,35 +145,20 @@ struct SimulatedNetwork::State {
     if (bytes > 0 && !is_phantom(into)) std::memcpy(into, from, bytes);
   }
 
-  // When a message of so many bytes that leaves now has left, and when it arrives.
-  std::pair<int64_t, int64_t> travel(const Message& message, size_t bytes, int64_t not_before_ns) {
-    Rank& sender = rank(message.from);
-    sender.free_ns = std::max(sender.free_ns, clock.now_ns()) + options.message_ns;
-    const int64_t begin = std::max(sender.free_ns, not_before_ns);
-    ++messages_sent;
-    int64_t left = 0;
-    int64_t arrives = 0;
-    if (are_together(message.from, message.to)) {
-      left = std::max(begin, sender.memory_free_ns) +
-             duration_ns(bytes, options.memory.bytes_per_second);
-      sender.memory_free_ns = left;
-      arrives = left + jittered(options.memory.latency_ns);
-    } else {
-      Host& from = host_of(message.from);
-      Host& to = host_of(message.to);
-      const double rate = options.link.bytes_per_second / std::max(from.slower, to.slower);
-      const int64_t takes = duration_ns(bytes, rate);
-      const int64_t out = std::max(begin, from.out_free_ns);
-      left = from.out_free_ns = out + takes;
-      const int64_t in = std::max(out + jittered(options.link.latency_ns), to.in_free_ns);
-      arrives = to.in_free_ns = in + takes;
-      from.bytes_sent += bytes;
-    }
+  // Sends so many bytes of a message, which comes then.
+  // @returns  when they have left
+  int64_t travel(size_t index, size_t bytes, int64_t not_before_ns) {
+    const Message& message = messages[index];
+    const int64_t latency = jittered(links.latency_ns(message.from, message.to));
+    Links::Times times =
+        links.send(message.from, message.to, bytes, clock.now_ns(), not_before_ns, latency);
     if (options.jitter_seed != 0) {  // messages with the same tag do not overtake one another
       int64_t& last = last_arrivals[{message.from, message.to, message.tag}];
-      arrives = last = std::max(arrives, last + 1);
+      times.arrives_ns = last = std::max(times.arrives_ns, last + 1);
     }
-    return {left, arrives + options.message_ns};
+    ++messages_sent;
+    schedule(times.arrives_ns, Event::kComes, index);
+    return times.leaves_ns;
   }
 
   int64_t jittered(int64_t latency_ns) {
@@ -210,10 +182,10 @@ struct SimulatedNetwork::State {
     } else if (!is_phantom(data) && bytes > 0) {
       message.copy.assign(first, first + bytes);
     }
-    const auto [left, arrives] = travel(message, message.is_long ? 0 : bytes, 0);
-    if (!message.is_long) schedule(left, Event::kSent, index);
-    schedule(arrives, Event::kComes, index);
-    return message.send;
+    const Ticket ticket = message.send;
+    const int64_t leaves = travel(index, message.is_long ? 0 : bytes, 0);
+    if (!message.is_long) schedule(leaves, Event::kSent, index);
+    return ticket;
   }
 
   Ticket receive(int number, int from, int tag, void* data, size_t bytes, Completion& owner) {
@@ -253,10 +225,8 @@ struct SimulatedNetwork::State {
     message.receive = posted;
     rank(message.to).operations[posted.ticket].message = index;
     // The sender hears of it first.
-    const int64_t latency = are_together(message.from, message.to) ? options.memory.latency_ns
-                                                                   : options.link.latency_ns;
-    const int64_t hears = clock.now_ns() + latency + options.message_ns;
-    schedule(travel(message, message.bytes, hears).second, Event::kComes, index);
+    const int64_t latency = links.latency_ns(message.from, message.to);
+    travel(index, message.bytes, clock.now_ns() + latency + options.message_ns);
   }
 
   void deliver(size_t index) {
@@ -275,8 +245,7 @@ struct SimulatedNetwork::State {
 
   void on_comes(size_t index) {
     Message& message = messages[index];
-    if (!are_together(message.from, message.to) &&
-        (host_of(message.from).is_cut || host_of(message.to).is_cut)) {
+    if (is_between_cut(message.from, message.to)) {
       held.push_back(index);
       return;
     }
@@ -362,8 +331,9 @@ struct SimulatedNetwork::State {
 
   const SimulatedNetworkOptions options;
   VirtualClock clock;
+  Links links;
   std::vector<Rank> ranks;
-  std::vector<Host> hosts;
+  std::vector<bool> is_cut;  // by host
   std::deque<Message> messages;
   std::vector<size_t> free_messages;
   std::vector<size_t> held;  // by a link that is cut
@@ -414,15 +384,13 @@ class SimulatedNetwork::End final : public Transport {
 };
 
 SimulatedNetwork::SimulatedNetwork(SimulatedNetworkOptions options)
-    : state_(std::make_shared<State>(std::move(options))) {
-  if (state_->ranks.empty()) throw UsageError("a simulated network needs at least one rank");
-}
+    : state_(std::make_shared<State>(std::move(options))) {}
 
 SimulatedNetwork::~SimulatedNetwork() = default;
 
 int SimulatedNetwork::size() const { return static_cast<int>(state_->ranks.size()); }
 
-int SimulatedNetwork::hosts() const { return static_cast<int>(state_->hosts.size()); }
+int SimulatedNetwork::hosts() const { return state_->links.hosts(); }
 
 const Clock& SimulatedNetwork::clock() const { return state_->clock; }
 
@@ -445,8 +413,7 @@ void SimulatedNetwork::wake_at(int rank, int64_t time_ns) {
 }
 
 void SimulatedNetwork::compute(int rank, int64_t duration_ns) {
-  int64_t& free_ns = state_->rank(rank).free_ns;
-  free_ns = std::max(free_ns, state_->clock.now_ns()) + duration_ns;
+  state_->links.compute(rank, state_->clock.now_ns(), duration_ns);
 }
 
 void SimulatedNetwork::call_at(int64_t time_ns, std::function<void()> what) {
@@ -497,23 +464,19 @@ void SimulatedNetwork::resume(int rank) {
 
 bool SimulatedNetwork::is_paused(int rank) const { return state_->rank(rank).is_paused; }
 
-void SimulatedNetwork::cut(int host) { state_->hosts[static_cast<size_t>(host)].is_cut = true; }
+void SimulatedNetwork::cut(int host) { state_->is_cut[static_cast<size_t>(host)] = true; }
 
 void SimulatedNetwork::mend(int host) {
-  state_->hosts[static_cast<size_t>(host)].is_cut = false;
+  state_->is_cut[static_cast<size_t>(host)] = false;
   const int64_t soon = state_->clock.now_ns() + state_->options.link.latency_ns;
   for (const size_t index : std::exchange(state_->held, {})) {
     state_->schedule(soon, Event::kComes, index);
   }
 }
 
-void SimulatedNetwork::slow(int host, double times) {
-  state_->hosts[static_cast<size_t>(host)].slower = times;
-}
+void SimulatedNetwork::slow(int host, double times) { state_->links.slow(host, times); }
 
-uint64_t SimulatedNetwork::bytes_sent(int host) const {
-  return state_->hosts[static_cast<size_t>(host)].bytes_sent;
-}
+uint64_t SimulatedNetwork::bytes_sent(int host) const { return state_->links.bytes_sent(host); }
 
 uint64_t SimulatedNetwork::messages_sent() const { return state_->messages_sent; }
 

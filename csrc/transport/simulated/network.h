@@ -8,24 +8,17 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "transport/simulated/links.h"
 #include "transport/transport.h"
 
 namespace ringdl {
 
-/// What a message passes on its way.
-struct SimulatedLink {
-  double bytes_per_second;
-  int64_t latency_ns;
-};
-
 struct SimulatedNetworkOptions {
   /// The number of each rank's host; numbers from 0 on. Their count is that of the ranks.
   std::vector<int> hosts;
-  /// Of each host, in each direction; the latency is that from one host to another.
+  /// As those of Links, like the next two.
   SimulatedLink link{125e6, 20 * kMicrosecond};
-  /// Between ranks of a host, which do not slow each other.
   SimulatedLink memory{8e9, kMicrosecond};
-  /// What a rank's processor does for each message that it sends or receives.
   int64_t message_ns = 500;
   /// Longer messages begin to travel once they are received, and after another latency.
   size_t eager_bytes = 16 << 10;
@@ -36,14 +29,8 @@ struct SimulatedNetworkOptions {
   std::span<const std::byte> phantom;
 };
 
-/// A cluster in one process: what travels between its ranks takes time on a virtual clock.
-///
-/// A host has a link to a switch that has no bound of its own. Each direction of a link carries one
-/// message at a time, in the order in which they come; a message is on both links at once, so it
-/// takes bytes / rate + latency where nothing else is in its way (the LogGP model, Alexandrov and
-/// others 1995, with a gap per host).
-///
-///     host a  --- sends --->  [switch]  --- receives --->  host b
+/// A cluster in one process: what travels between its ranks takes time on a virtual clock, as Links
+/// say.
 ///
 /// The owner polls those ranks that awake() names, then moves the clock to the next event:
 ///

@@ -1,0 +1,56 @@
+#include "transport/simulated/links.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace ringdl {
+namespace {
+
+int64_t duration_ns(size_t bytes, double bytes_per_second) {
+  return static_cast<int64_t>(static_cast<double>(bytes) / bytes_per_second * kSecond);
+}
+
+size_t count_hosts(const std::vector<int>& hosts) {
+  if (hosts.empty()) throw UsageError("a simulated network needs at least one rank");
+  return 1 + static_cast<size_t>(std::ranges::max(hosts));
+}
+
+}  // namespace
+
+Links::Links(std::vector<int> hosts, SimulatedLink link, SimulatedLink memory, int64_t message_ns)
+    : hosts_of_ranks_(std::move(hosts)),
+      link_(link),
+      memory_(memory),
+      message_ns_(message_ns),
+      ranks_(hosts_of_ranks_.size()),
+      hosts_(count_hosts(hosts_of_ranks_)) {}
+
+Links::Times Links::send(int from, int to, size_t bytes, int64_t now_ns, int64_t not_before_ns,
+                         int64_t latency_ns) {
+  compute(from, now_ns, message_ns_);
+  Rank& sender = ranks_[static_cast<size_t>(from)];
+  const int64_t begin = std::max(sender.free_ns, not_before_ns);
+  if (are_together(from, to)) {
+    sender.memory_free_ns =
+        std::max(begin, sender.memory_free_ns) + duration_ns(bytes, memory_.bytes_per_second);
+    return {sender.memory_free_ns, sender.memory_free_ns + latency_ns + message_ns_};
+  }
+  Host& source = hosts_[static_cast<size_t>(host_of(from))];
+  Host& target = hosts_[static_cast<size_t>(host_of(to))];
+  const double rate = link_.bytes_per_second / std::max(source.slower, target.slower);
+  const int64_t takes = duration_ns(bytes, rate);
+  const int64_t out = std::max(begin, source.out_free_ns);
+  source.out_free_ns = out + takes;
+  target.in_free_ns = std::max(out + latency_ns, target.in_free_ns) + takes;
+  source.bytes_sent += bytes;
+  return {source.out_free_ns, target.in_free_ns + message_ns_};
+}
+
+void Links::compute(int rank, int64_t now_ns, int64_t duration_ns) {
+  int64_t& free_ns = ranks_[static_cast<size_t>(rank)].free_ns;
+  free_ns = std::max(free_ns, now_ns) + duration_ns;
+}
+
+}  // namespace ringdl
