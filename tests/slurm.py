@@ -130,7 +130,7 @@ class Slurm:
     def on_hosts(self, command: str) -> str:
         """What a command of the shell prints on all hosts."""
         done = self.call(
-            "srun", f"--nodes={len(HOSTS)}", "--ntasks-per-node=1", "sh", "-c", command
+            "srun", "--quiet", f"--nodes={len(HOSTS)}", "--ntasks-per-node=1", "sh", "-c", command
         )
         assert done.returncode == 0, done.stdout
         return done.stdout
