@@ -158,8 +158,9 @@ def check_cuda() -> Check:
         "CUDA",
         "note",
         f"CUDA {version // 1000}.{version % 1000 // 10}; {'; '.join(devices)}; {kernels}; {ways}. "
-        "collectives, Buckets and ringdl.cupy were run on one NVIDIA H200; PyTorch's tensors, "
-        "JAX's arrays, and several devices, never",
+        "run on one NVIDIA H200: collectives, Buckets, Numba's arrays, ringdl.cupy. never run on a "
+        "device: PyTorch's tensors, JAX's arrays, custom_op, gradients copied to and from buckets "
+        "by one launch, NCCL, bench, several devices",
     )
 
 
