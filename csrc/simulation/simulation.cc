@@ -70,6 +70,11 @@ std::shared_ptr<Work> Simulation::submit(int rank, const Call& call, void* data)
   return work;
 }
 
+void Simulation::wake(int rank) {
+  network_.wake_at(rank, now_ns());
+  wake_neighbours(rank);
+}
+
 void Simulation::poll(int rank) {
   Engine& engine = (*this)[rank];
   bool has_moved = false;
@@ -108,7 +113,7 @@ bool Simulation::leave(int64_t time_ns) {
   }
   for (const int rank : ranks) {
     (*this)[rank].leave();
-    network_.wake_at(rank, now_ns());
+    wake(rank);
   }
   return run_until(
       [&] {

@@ -33,6 +33,8 @@ class Simulation {
 
   /// See Driver::submit(); the arrays outlive this.
   std::shared_ptr<Work> submit(int rank, const Call& call, void* data);
+  /// Something else was called on an engine: it is polled, and whoever sees what it has written.
+  void wake(int rank);
   /// Lets time pass until `done`, which is asked after each event.
   /// @returns whether it was done within `time_ns`
   bool run_until(const std::function<bool()>& done, int64_t time_ns);

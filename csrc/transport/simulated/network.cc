@@ -6,6 +6,7 @@
 #include <map>
 #include <queue>
 #include <random>
+#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -18,6 +19,7 @@ namespace ringdl {
 namespace {
 
 constexpr size_t kNone = static_cast<size_t>(-1);
+constexpr int kNobody = -2;  // whom a receive waits for whose message is lost
 
 struct Posted {
   int from;
@@ -249,7 +251,8 @@ struct SimulatedNetwork::State {
       held.push_back(index);
       return;
     }
-    if (message.is_dropped || !rank(message.to).is_alive) {
+    const bool is_behind = lost_channels.contains({message.from, message.to, message.tag});
+    if (message.is_dropped || is_behind || !rank(message.to).is_alive) {
       // A short one is forgotten when it has left; the sender of a long one hears of it later.
       message.is_dropped = true;
       if (!message.has_send) forget(index);
@@ -293,7 +296,8 @@ struct SimulatedNetwork::State {
     return was_posted;
   }
 
-  // What a rank has sent, but whose bytes are its own, is never received; nor is what it awaits.
+  // What a rank has sent, but whose bytes are its own, is never received, nor what it has sent with
+  // the same tag after it; nor is what it awaits.
   void let_go(int number) {
     for (Message& message : messages) {
       if (message.is_dropped) continue;
@@ -304,16 +308,23 @@ struct SimulatedNetwork::State {
       if (message.from != number || !std::exchange(message.has_send, false)) continue;
       if (!message.is_long) continue;
       message.is_dropped = true;
+      lost_channels.insert({message.from, message.to, message.tag});
       if (message.is_met) {  // the receive goes on to wait
         Rank& receiver = rank(message.to);
         receiver.operations[message.receive.ticket].message = kNone;
+        message.receive.from = kNobody;
         receiver.inboxes[message.tag].posted.push_front(message.receive);
       }
     }
     for (Rank& each : ranks) {
       for (auto& [tag, inbox] : each.inboxes) {
-        std::erase_if(inbox.unexpected,
-                      [this](size_t index) { return messages[index].is_dropped; });
+        bool is_behind = false;  // one that is lost
+        std::erase_if(inbox.unexpected, [&](size_t index) {
+          Message& message = messages[index];
+          is_behind |= message.is_dropped && message.from == number;
+          message.is_dropped |= is_behind && message.from == number;
+          return message.is_dropped;
+        });
       }
     }
     Rank& its = rank(number);
@@ -343,7 +354,9 @@ struct SimulatedNetwork::State {
   std::map<uint64_t, std::function<void()>> calls;
   std::vector<int> awake;
   std::vector<Transport::Lost> lost;
-  std::map<std::tuple<int, int, int>, int64_t> last_arrivals;
+  using Channel = std::tuple<int, int, int>;  // from, to, tag
+  std::map<Channel, int64_t> last_arrivals;
+  std::set<Channel> lost_channels;  // on which a message is lost, so that no other comes
   std::minstd_rand random;
 };
 
@@ -468,10 +481,8 @@ void SimulatedNetwork::cut(int host) { state_->is_cut[static_cast<size_t>(host)]
 
 void SimulatedNetwork::mend(int host) {
   state_->is_cut[static_cast<size_t>(host)] = false;
-  const int64_t soon = state_->clock.now_ns() + state_->options.link.latency_ns;
-  for (const size_t index : std::exchange(state_->held, {})) {
-    state_->schedule(soon, Event::kComes, index);
-  }
+  // At once, before any that have not come yet.
+  for (const size_t index : std::exchange(state_->held, {})) state_->on_comes(index);
 }
 
 void SimulatedNetwork::slow(int host, double times) { state_->links.slow(host, times); }

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -349,7 +350,9 @@ EXPORT Result cuModuleLoadData(Module* module, const void* image) {
   if (image == nullptr) return kInvalidValue;
   const std::string text(static_cast<const char*>(image),
                          strnlen(static_cast<const char*>(image), 7));
-  auto* const made = new ModuleTag();
+  static std::list<ModuleTag> all;  // never unloaded
+  const std::lock_guard guard(machine().lock);
+  ModuleTag* const made = &all.emplace_back();
   if (text == "custom ") {
     const auto address = std::strtoull(static_cast<const char*>(image) + text.size(), nullptr, 10);
     made->custom = reinterpret_cast<Custom>(address);
@@ -360,7 +363,9 @@ EXPORT Result cuModuleLoadData(Module* module, const void* image) {
 EXPORT Result cuModuleUnload(Module) { return kSuccess; }
 EXPORT Result cuModuleGetFunction(Function* function, Module module, const char* name) {
   if (module->custom != nullptr) {
-    *function = new FunctionTag{name, 0, nullptr, module->custom};
+    static std::list<FunctionTag> all;
+    const std::lock_guard guard(machine().lock);
+    *function = &all.emplace_back(FunctionTag{name, 0, nullptr, module->custom});
     return kSuccess;
   }
   *function = const_cast<FunctionTag*>(functions(name));

@@ -1,94 +1,37 @@
-// Whatever happens, from a seed: works of any kind, submitted in any order at any time, over links
-// that are slow and are cut, or in memory that ranks share, by ranks that pause and die, or mean
-// something else than the others. Each work ends everywhere: with the right result, or by the death
-// of a rank that is named, or on all ranks as they disagree.
+// Whatever happens, from a seed: collectives of any kind, buckets and calls in boxes, made in any
+// order at any time, over links that are slow and are cut, or in memory that ranks share, by ranks
+// that pause, die, run out of work, or mean something else than the others. Each call ends
+// everywhere: with the right result, or by the death of a rank that is named, or on all ranks as
+// they disagree.
 //
 // RINGDL_TEST_SEEDS is how many runs there are, RINGDL_TEST_SEED a single one, which is told.
 
 #include <algorithm>
 #include <cstdlib>
+#include <deque>
 #include <exception>
 #include <memory>
-#include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "simulation/activity.h"
+#include "simulation/buckets.h"
+#include "simulation/collectives.h"
+#include "simulation/dice.h"
+#include "simulation/letters.h"
 #include "simulation/simulation.h"
 
 using namespace ringdl;
+using check::Activity;
+using check::Dice;
 
 namespace {
 
-constexpr int64_t kSpan = 2 * kMillisecond;  // in which ranks submit
+constexpr int64_t kSpan = 2 * kMillisecond;  // in which ranks make their calls
+constexpr int64_t kRetry = 100 * kMicrosecond;
 constexpr size_t kSharedBytes = 64 << 20;
 constexpr int64_t kPatience = 30 * kSecond;
-
-// Numbers from a seed.
-class Dice {
- public:
-  explicit Dice(uint64_t seed) : engine_(seed) {}
-  int64_t operator()(int64_t least, int64_t most) {
-    return std::uniform_int_distribution<int64_t>(least, most)(engine_);
-  }
-  bool is_one_of(int64_t count) { return (*this)(1, count) == 1; }
-
- private:
-  std::mt19937_64 engine_;
-};
-
-// What all ranks are to do together, and their arrays. Element i of rank r begins as r + i % 5.
-struct Task {
-  Call call;
-  std::vector<std::vector<float>> arrays;  // by rank
-  std::vector<std::shared_ptr<Work>> works;
-  int other_rank = -1;  // has an element more
-
-  bool is_right(int rank) const {
-    const auto size = static_cast<int64_t>(arrays.size());
-    const auto& its = arrays[static_cast<size_t>(rank)];
-    for (size_t i = 0; i < its.size(); ++i) {
-      const auto index = static_cast<int64_t>(i);
-      int64_t expected = 0;
-      if (call.kind == Kind::kAllreduce) {
-        expected = size * (size - 1) / 2 + size * (index % 5);
-      } else if (call.kind == Kind::kBroadcast) {
-        expected = call.root + index % 5;
-      }
-      if (its[i] != static_cast<float>(expected)) return false;
-    }
-    return true;
-  }
-};
-
-Task make_task(Dice& dice, int size, int number) {
-  Task task;
-  const std::vector<int64_t> lengths{1, 7, dice(10, 2000), dice(2000, 60'000)};
-  const int64_t count = lengths[static_cast<size_t>(dice(0, 3))];
-  task.call.dtype = DType::kFloat32;
-  task.call.name = "work " + std::to_string(number);
-  switch (dice(0, 3)) {
-    case 0:
-      task.call.kind = Kind::kBroadcast;
-      task.call.root = static_cast<int>(dice(0, size - 1));
-      break;
-    default:
-      task.call.kind = Kind::kAllreduce;
-      if (dice.is_one_of(3)) task.call.algorithm = Algorithm::kRing;
-  }
-  task.call.shape = {count};
-  if (dice.is_one_of(10)) task.other_rank = static_cast<int>(dice(0, size - 1));
-  for (int rank = 0; rank < size; ++rank) {
-    std::vector<float> array(static_cast<size_t>(count + (rank == task.other_rank)));
-    for (size_t i = 0; i < array.size(); ++i) {
-      array[i] = static_cast<float>(rank) + static_cast<float>(i % 5);
-    }
-    task.arrays.push_back(std::move(array));
-  }
-  task.works.resize(static_cast<size_t>(size));
-  return task;
-}
 
 SimulatedNetworkOptions make_network(Dice& dice, int size) {
   SimulatedNetworkOptions options;
@@ -104,90 +47,112 @@ SimulatedNetworkOptions make_network(Dice& dice, int size) {
   return options;
 }
 
-struct Run {
+class Run {
+ public:
   explicit Run(uint64_t seed) : Run(seed, Dice(seed)) {}
-
-  void submit_at(int64_t time_ns, Task& task, int rank) {
-    network().call_at(time_ns, [this, &task, rank] {
-      if (!network().is_alive(rank)) return;
-      if (network().is_paused(rank)) {
-        submit_at(simulation.now_ns() + kMillisecond, task, rank);
-        return;
-      }
-      const auto index = static_cast<size_t>(rank);
-      Call call = task.call;
-      call.shape = {static_cast<int64_t>(task.arrays[index].size())};
-      task.works[index] = simulation.submit(rank, call, task.arrays[index].data());
-    });
-  }
-
-  bool have_ended() const {
-    return std::ranges::all_of(tasks, [&](const Task& task) {
-      for (const int rank : survivors) {
-        const auto& work = task.works[static_cast<size_t>(rank)];
-        if (!work || !work->ended()) return false;
-      }
-      return true;
-    });
-  }
 
   // What is wrong, in words; empty if nothing is.
   std::string carry_out() {
-    if (!simulation.run_until([this] { return have_ended(); }, kPatience)) return "it hangs";
-    for (const Task& task : tasks) {
-      for (const int rank : survivors) {
-        const Work& work = *task.works[static_cast<size_t>(rank)];
-        const std::string where = task.call.name + " on rank " + std::to_string(rank);
-        if (work.state == Work::State::kDone) {
-          if (task.other_rank >= 0) return where + " ends well, though ranks disagree";
-          if (!task.is_right(rank)) return where + " has a wrong result";
-        } else if (work.failure.kind == FailureKind::kMismatch && task.other_rank >= 0) {
-          continue;
-        } else if (work.failure.kind != FailureKind::kRankFailed || !names_a_victim(work.failure)) {
-          return where + " fails: " + work.failure.text;
-        }
+    if (!simulation_.run_until([this] { return have_ended(); }, kPatience)) {
+      return "it hangs\n" + what_is_in_flight();
+    }
+    for (const auto& activity : activities_) {
+      for (const int rank : survivors_) {
+        const std::string wrong = activity->wrong(rank, victims_);
+        if (!wrong.empty()) return wrong;
       }
     }
-    if (victims.empty() && !simulation.leave(kPatience)) return "ranks cannot leave";
+    for (const auto& session : sessions_) {
+      if (session && session->meeting->failure) return session->meeting->failure.text;
+    }
+    if (victims_.empty() && !simulation_.leave(kPatience)) return "ranks cannot leave";
     return "";
   }
 
-  bool names_a_victim(const Failure& failure) const {
-    return std::ranges::any_of(victims, [&](int rank) {
-      return failure.text.find("rank " + std::to_string(rank)) != std::string::npos;
+ private:
+  Run(uint64_t seed, Dice dice)
+      : simulation_(make_network(dice, static_cast<int>(dice(2, seed % 50 == 0 ? 64 : 9))), {}, {},
+                    seed % 2 == 0 ? kSharedBytes : 0),
+        survivors_(check::numbers_to(simulation_.size())),
+        sessions_(survivors_.size()) {
+    begin_ns_ = simulation_.now_ns();
+    joins_ = dice.is_one_of(4);
+    make_activities(dice);
+    for (const int rank : survivors_) make_calls(dice, rank);
+    if (!joins_) make_faults(dice);
+  }
+
+  void make_activities(Dice& dice) {
+    const int size = simulation_.size();
+    const auto count = static_cast<int>(dice(1, 8));
+    std::vector<int> live = survivors_;
+    for (int number = 0; number < count; ++number) {
+      if (joins_ && live.size() > 1 && dice.is_one_of(2)) {
+        live = dice.some_of(live, static_cast<size_t>(dice(1, static_cast<int64_t>(live.size()))));
+      }
+      if (!joins_ && dice.is_one_of(8)) {
+        activities_.push_back(std::make_unique<check::LetterActivity>(dice, simulation_, number));
+      } else if (!joins_ && dice.is_one_of(6)) {
+        activities_.push_back(std::make_unique<check::BucketActivity>(dice, simulation_, number));
+      } else {
+        activities_.push_back(
+            std::make_unique<check::CollectiveActivity>(dice, size, number, live));
+      }
+    }
+  }
+
+  // In any order; but unnamed ones, and all of those that join, in one that ranks have in common.
+  void make_calls(Dice& dice, int rank) {
+    std::vector<Activity*> ordered;
+    std::vector<Activity*> others;
+    for (const auto& activity : activities_) {
+      for (int call = 0; call < activity->calls(rank); ++call) {
+        (joins_ || activity->is_ordered() ? ordered : others).push_back(activity.get());
+      }
+    }
+    std::deque<Activity*> calls(ordered.begin(), ordered.end());
+    for (Activity* const other : others) {
+      calls.insert(calls.begin() + dice(0, static_cast<int64_t>(calls.size())), other);
+    }
+    std::vector<int64_t> times;
+    for (size_t i = 0; i <= calls.size(); ++i) times.push_back(begin_ns_ + dice(0, kSpan));
+    std::ranges::sort(times);
+    calls_.push_back(std::move(calls));
+    for (const int64_t time : times) call_at(time, rank);
+  }
+
+  // The next one of a rank's calls; after the last one it joins, if they do.
+  void call_at(int64_t time_ns, int rank) {
+    network().call_at(time_ns, [this, rank] {
+      if (!network().is_alive(rank)) return;
+      auto& calls = calls_[static_cast<size_t>(rank)];
+      if (network().is_paused(rank)) {
+        call_at(simulation_.now_ns() + kRetry, rank);
+      } else if (!calls.empty()) {
+        Activity* const next = calls.front();
+        calls.pop_front();
+        if (next->call(simulation_, rank)) return;
+        calls.push_back(next);  // so that nothing waits for it
+        call_at(simulation_.now_ns() + kRetry, rank);
+      } else if (joins_) {
+        sessions_[static_cast<size_t>(rank)] = simulation_[rank].parts().joining.begin();
+        simulation_.wake(rank);
+      }
     });
   }
 
-  SimulatedNetwork& network() { return simulation.network(); }
-
-  std::vector<Task> tasks;  // before what uses their arrays
-  std::vector<int> victims;
-  std::vector<int> survivors;
-  Simulation simulation;
-
- private:
-  Run(uint64_t seed, Dice dice)
-      : simulation(make_network(dice, static_cast<int>(dice(2, seed % 50 == 0 ? 64 : 9))), {}, {},
-                   seed % 2 == 0 ? kSharedBytes : 0) {
-    const int size = simulation.size();
-    const int count = static_cast<int>(dice(1, 8));
-    for (int number = 0; number < count; ++number) tasks.push_back(make_task(dice, size, number));
-    const int64_t begin = simulation.now_ns();
-    for (int rank = 0; rank < size; ++rank) {
-      for (Task& task : tasks) submit_at(begin + dice(0, kSpan), task, rank);
-    }
-    survivors.resize(static_cast<size_t>(size));
-    std::iota(survivors.begin(), survivors.end(), 0);
+  void make_faults(Dice& dice) {
+    const int size = simulation_.size();
     for (int faults = static_cast<int>(dice(0, 3)); faults > 0; --faults) {
       const int rank = static_cast<int>(dice(0, size - 1));
       const int host = static_cast<int>(dice(0, network().hosts() - 1));
-      const int64_t time = begin + dice(0, 2 * kSpan);
+      const int64_t time = begin_ns_ + dice(0, 2 * kSpan);
       const int64_t later = time + dice(1, 500) * kMillisecond;
       switch (dice(0, 2)) {
         case 0:
-          if (survivors.size() < 2 || std::ranges::count(victims, rank) > 0) break;
-          victims.push_back(rank);
-          std::erase(survivors, rank);
+          if (survivors_.size() < 2 || std::ranges::count(victims_, rank) > 0) break;
+          victims_.push_back(rank);
+          std::erase(survivors_, rank);
           network().call_at(time, [this, rank, notice = dice(0, 5 * kMillisecond)] {
             network().kill(rank, notice);
           });
@@ -202,6 +167,45 @@ struct Run {
       }
     }
   }
+
+  bool have_ended() {
+    for (const auto& activity : activities_) {
+      for (const int rank : survivors_) {
+        if (!activity->has_ended(rank)) return false;
+      }
+    }
+    if (!joins_) return true;
+    int64_t joined = 0;  // each is asked: a rank that has joined goes on by that
+    for (const int rank : survivors_) joined += has_joined(rank);
+    return joined == simulation_.size();
+  }
+
+  bool has_joined(int rank) {
+    const auto& session = sessions_[static_cast<size_t>(rank)];
+    if (!session) return false;
+    JoinSession& joining = simulation_[rank].parts().joining;
+    if (!joining.is_joined()) return true;
+    if (!joining.is_over(*session)) return false;
+    simulation_[rank].end_join(session);
+    return true;
+  }
+
+  std::string what_is_in_flight() {
+    std::string text;
+    for (const int rank : survivors_) text += simulation_[rank].dump();
+    return text;
+  }
+
+  SimulatedNetwork& network() { return simulation_.network(); }
+
+  std::vector<std::unique_ptr<Activity>> activities_;  // before what uses their arrays
+  Simulation simulation_;
+  std::vector<int> survivors_;
+  std::vector<int> victims_;
+  std::vector<std::shared_ptr<JoinSession::Session>> sessions_;  // by rank
+  std::vector<std::deque<Activity*>> calls_;                     // by rank: that are to be made
+  int64_t begin_ns_ = 0;
+  bool joins_ = false;
 };
 
 int number_in(const char* name, int otherwise) {
