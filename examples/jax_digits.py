@@ -1,7 +1,7 @@
 """A network in JAX learns handwritten digits, with optax and jit.
 
     python examples/jax_digits.py                         # alone; no MPI needed
-    python -m ringdl run -n 2 examples/jax_digits.py
+    ringdl run -n 2 examples/jax_digits.py
 
 What makes the script for one machine distributed: ``ringdl.init``, ``average_gradients`` before the
 optimizer, ``broadcast_variables`` once, and each rank's part of a batch (``[rank::size]``).

@@ -1,7 +1,7 @@
 """A convolutional network in Keras learns handwritten digits, with model.fit.
 
     KERAS_BACKEND=torch python examples/keras_digits.py       # alone; no MPI needed
-    KERAS_BACKEND=jax python -m ringdl run -n 2 examples/keras_digits.py
+    KERAS_BACKEND=jax ringdl run -n 2 examples/keras_digits.py
 
 What makes the script for one machine distributed: ``hvd.init``, ``hvd.DistributedOptimizer``, two
 callbacks, and each rank's part of the data (``[rank::size]``). It is the same for all backends.

@@ -1,7 +1,7 @@
 """A reduction of your own: log(sum(exp(x))) over all ranks, in one allreduce that cannot overflow.
 
     python examples/numba_op.py                             # alone; no MPI needed
-    python -m ringdl run -n 3 examples/numba_op.py
+    ringdl run -n 3 examples/numba_op.py
 
 Each rank holds the log-likelihoods of its part of the data, as in a mixture of models that are
 spread over the ranks, or a softmax whose classes are. Summing exp(x) would overflow at 89 in

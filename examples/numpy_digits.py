@@ -1,7 +1,7 @@
 """A network in plain NumPy learns handwritten digits; ringdl.Buckets average its gradients by hand.
 
     python examples/numpy_digits.py                         # alone; no MPI needed
-    python -m ringdl run -n 2 examples/numpy_digits.py
+    ringdl run -n 2 examples/numpy_digits.py
 
 What an adapter such as ringdl.torch does, without a framework: the gradients are the buckets' own
 memory (``views``), each layer says ``ready`` as soon as backward has written its gradient, so the

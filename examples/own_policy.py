@@ -1,8 +1,8 @@
 """A policy of one's own: ranks train by themselves, and every few steps take the median of all.
 
     python examples/own_policy.py                            # alone; no MPI needed
-    python -m ringdl run -n 3 examples/own_policy.py
-    python -m ringdl run -n 3 examples/own_policy.py --spoiled 1
+    ringdl run -n 3 examples/own_policy.py
+    ringdl run -n 3 examples/own_policy.py --spoiled 1
 
 Element by element, as Yin and others (2018) do: unlike a mean, a median does not care what a
 minority of ranks sends. With ``--spoiled 1`` rank 1 learns from wrong labels, and the others from

@@ -1,7 +1,7 @@
 """A pipeline of scikit-learn's learns handwritten digits: it scales, reduces and classifies.
 
     python examples/sklearn_digits.py                       # alone; no MPI needed
-    python -m ringdl run -n 2 examples/sklearn_digits.py
+    ringdl run -n 2 examples/sklearn_digits.py
 
 What makes the script for one machine distributed: ``ringdl.init``, ``DistributedEstimator`` around
 each step of the pipeline, and each rank's part of the rows (``[rank::size]``).

@@ -1,7 +1,7 @@
 """A convolutional network in TensorFlow learns handwritten digits, in a loop of its own.
 
     python examples/tensorflow_digits.py                         # alone; no MPI needed
-    python -m ringdl run -n 2 examples/tensorflow_digits.py
+    ringdl run -n 2 examples/tensorflow_digits.py
 
 What makes the script for one machine distributed: ``hvd.init``, ``DistributedGradientTape`` around
 the tape, ``broadcast_variables`` once, and each rank's part of a batch (``[rank::size]``).

@@ -1,7 +1,7 @@
 """A network in tinygrad, a framework that ringdl has never met, learns handwritten digits.
 
     python examples/tinygrad_digits.py                         # alone; no MPI needed
-    python -m ringdl run -n 2 examples/tinygrad_digits.py
+    ringdl run -n 2 examples/tinygrad_digits.py
 
 `TinygradAdapter` is all that ringdl has to know of tinygrad. What makes the script for one machine
 distributed: ``ringdl.init``, ``DistributedOptimizer``, rank 0's parameters for all, and each rank's

@@ -1,7 +1,7 @@
 """Several small batches per step, in mixed precision, on any number of ranks.
 
     python examples/torch_accumulation.py                         # alone; no MPI needed
-    python -m ringdl run -n 2 examples/torch_accumulation.py
+    ringdl run -n 2 examples/torch_accumulation.py
 
 An ordinary single-machine script, and these lines that make it distributed:
 

@@ -1,7 +1,7 @@
 """Classification: a convolutional network learns handwritten digits, on any number of ranks.
 
     python examples/torch_digits.py                         # alone; no MPI needed
-    python -m ringdl run -n 2 examples/torch_digits.py
+    ringdl run -n 2 examples/torch_digits.py
 
 An ordinary single-machine script, and these lines that make it distributed:
 

@@ -1,6 +1,6 @@
 """FSDP2 over ringdl: each rank keeps a share of the parameters and of the optimizer's state.
 
-    python -m ringdl run -n 2 examples/torch_fsdp.py
+    ringdl run -n 2 examples/torch_fsdp.py
     mpirun -n 8 python examples/torch_fsdp.py
 
 An ordinary script for FSDP2, and these lines that make it use ringdl:

@@ -1,7 +1,7 @@
 """A GAN draws handwritten digits: two models, two optimizers, any number of ranks.
 
     python examples/torch_gan.py                         # alone; no MPI needed
-    python -m ringdl run -n 2 examples/torch_gan.py
+    ringdl run -n 2 examples/torch_gan.py
 
 An ordinary single-machine script, and these lines that make it distributed:
 

@@ -1,7 +1,7 @@
 """A small GPT learns to write Python from the standard library, on any number of ranks.
 
     python examples/torch_gpt.py                         # alone; no MPI needed
-    python -m ringdl run -n 2 examples/torch_gpt.py      # two ranks here
+    ringdl run -n 2 examples/torch_gpt.py      # two ranks here
     mpirun -n 8 python examples/torch_gpt.py             # or as your cluster starts jobs
 
 An ordinary single-machine script, and these lines that make it distributed:

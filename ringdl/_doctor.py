@@ -402,7 +402,8 @@ def check_torch(trial: bool) -> Check:
         return Check("PyTorch", "ok", version)
     try:
         child = subprocess.run(
-            [sys.executable, "-c", _BACKEND_TRIAL],
+            # -P: not the sources, where the folder is a clone's.
+            [sys.executable, "-P", "-c", _BACKEND_TRIAL],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -27,7 +27,8 @@ Failure failure_of(const Membership::Failed& failed) {
   }
   return {rank +
               " has ended without shutdown(), so what it takes part in cannot end: find what ended "
-              "its process (a crash, os._exit, too little memory) and start the job again",
+              "its process (an exception, a crash, os._exit, too little memory) and start the job "
+              "again",
           FailureKind::kRankFailed};
 }
 

@@ -21,7 +21,10 @@ from ringdl._training.store import A, Spec, Store
 from ringdl.policies import Policy
 from ringdl.policies._policy import Array
 
-_HOW_TO_MEND = "broadcast them from rank 0 before the first step: ringdl.broadcast_(parameter)"
+_HOW_TO_MEND = (
+    "broadcast them from rank 0 before the first step: ringdl.broadcast_(parameter); or, if they "
+    "are meant to differ, set RINGDL_CHECK_REPLICAS=0"
+)
 
 
 class Optimizer(Protocol):
