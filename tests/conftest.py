@@ -29,7 +29,7 @@ os.environ["RINGDL_TUNING"] = "default"  # not what was measured on this machine
 RunRanks = Callable[..., list[object]]
 
 
-TOGETHER = ("test_hosts", "test_scripts", "test_slurm")
+TOGETHER = ("test_faults", "test_hosts", "test_scripts", "test_slurm")
 """Files whose tests share what is made once, and so a worker."""
 
 

@@ -10,14 +10,21 @@ namespace {
 
 // How often an engine is asked whether something is wrong. Its own intervals are longer.
 constexpr int64_t kLookNs = 10 * kMillisecond;
-// After how long ranks of a host see what one of them has written.
+// After how long ranks of a host see what one of them has written; with jitter, one in so many
+// times up to so much later, as a process does that has no core.
 constexpr int64_t kSeenNs = 200;
+constexpr uint64_t kOneIn = 4;
+constexpr uint64_t kLateNs = 300 * kMicrosecond;
 
 }  // namespace
 
 Simulation::Simulation(SimulatedNetworkOptions network, const SimulatedProcessor& processor,
                        EngineOptions options, size_t shared_bytes)
-    : network_(network), hosts_(std::move(network.hosts)), neighbours_(hosts_.size()) {
+    : network_(network),
+      has_jitter_(network.jitter_seed != 0),
+      random_(network.jitter_seed),
+      hosts_(std::move(network.hosts)),
+      neighbours_(hosts_.size()) {
   for (int rank = 0; rank < network_.size(); ++rank) {
     executors_.push_back(std::make_unique<SimulatedExecutor>(network_, rank, processor));
     options.executor = executors_.back().get();
@@ -60,7 +67,9 @@ void Simulation::look_now_and_then(int rank) {
 // A rank may have written what those that share memory with it wait for.
 void Simulation::wake_neighbours(int rank) {
   for (const int other : neighbours_[static_cast<size_t>(rank)]) {
-    network_.wake_at(other, now_ns() + kSeenNs);
+    const bool is_late = has_jitter_ && random_() % kOneIn == 0;
+    const auto late_ns = static_cast<int64_t>(is_late ? random_() % kLateNs : 0);
+    network_.wake_at(other, now_ns() + kSeenNs + late_ns);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,8 @@ class Simulation {
   void look_now_and_then(int rank);
 
   SimulatedNetwork network_;
+  const bool has_jitter_;
+  std::minstd_rand random_;
   const std::vector<int> hosts_;
   std::vector<std::vector<int>> neighbours_;  // by rank: those that share memory with it
   std::vector<std::unique_ptr<SimulatedExecutor>> executors_;

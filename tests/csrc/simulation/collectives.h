@@ -82,13 +82,14 @@ class CollectiveActivity final : public Activity {
     if (!dice.is_one_of(4)) name_ = "work " + std::to_string(number);
     if (!joins && kind_ != Kind::kBarrier && dice.is_one_of(10)) {
       other_ = static_cast<int>(dice(0, count() - 1));
+      other_way_ = dice.choose(std::vector<OtherWay>{OtherWay::kDType, OtherWay::kColumns});
     }
     for (const int rank : members()) {
       const int member = member_of(rank);
       Side& its = side(rank);
       its.data.resize(brings(member));
       for (size_t i = 0; i < its.data.size(); ++i) its.data[i] = value(member, i);
-      if (kind_ == Kind::kReduceScatter) its.output.resize(scattered(member) * columns());
+      if (kind_ == Kind::kReduceScatter) its.output.resize(scattered(member) * (columns() + 1));
     }
   }
 
@@ -156,7 +157,8 @@ class CollectiveActivity final : public Activity {
     }
   }
   size_t brings(int member) const {
-    return static_cast<size_t>(rows_of_member(member)) * columns();
+    const bool is_wider = member == other_ && other_way_ == OtherWay::kColumns;
+    return static_cast<size_t>(rows_of_member(member)) * (columns() + is_wider);
   }
 
   Call call_of(Engine& engine, int rank) const {
@@ -170,8 +172,10 @@ class CollectiveActivity final : public Activity {
       call.group = group_of(members(), rank, engine.size(), 7);
     }
     if (kind_ == Kind::kBarrier) return call;
-    call.dtype = member == other_ ? DType::kInt32 : DType::kFloat32;
+    call.dtype = DType::kFloat32;
     call.shape = {rows_of_member(member), columns_};
+    if (member == other_ && other_way_ == OtherWay::kDType) call.dtype = DType::kInt32;
+    if (member == other_ && other_way_ == OtherWay::kColumns) ++call.shape[1];
     call.reduction = reduction_;
     const bool has_root =
         kind_ == Kind::kBroadcast || kind_ == Kind::kGather || kind_ == Kind::kScatter;
@@ -258,7 +262,7 @@ class CollectiveActivity final : public Activity {
       bytes = gathered.data.size();
     } else if (kind_ == Kind::kReduceScatter) {
       data = its.output.data();
-      bytes = its.output.size() * sizeof(float);
+      bytes = scattered(member_of(rank)) * columns() * sizeof(float);
     } else if (kind_ == Kind::kGather) {
       return true;
     }
@@ -277,7 +281,9 @@ class CollectiveActivity final : public Activity {
   std::optional<Algorithm> algorithm_;
   std::optional<DType> compression_;
   std::string name_;
-  int other_ = -1;  // a member that means another dtype
+  enum class OtherWay : uint8_t { kDType, kColumns };
+  int other_ = -1;  // a member that means something else, namely another
+  OtherWay other_way_ = OtherWay::kDType;
 };
 
 }  // namespace ringdl::check

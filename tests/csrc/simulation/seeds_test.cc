@@ -21,6 +21,7 @@
 #include "simulation/dice.h"
 #include "simulation/letters.h"
 #include "simulation/simulation.h"
+#include "simulation/sums.h"
 
 using namespace ringdl;
 using check::Activity;
@@ -30,14 +31,15 @@ namespace {
 
 constexpr int64_t kSpan = 2 * kMillisecond;  // in which ranks make their calls
 constexpr int64_t kRetry = 100 * kMicrosecond;
-constexpr size_t kSharedBytes = 64 << 20;
+constexpr size_t kSharedBytes = 256 << 20;
 constexpr int64_t kPatience = 30 * kSecond;
 
 SimulatedNetworkOptions make_network(Dice& dice, int size) {
   SimulatedNetworkOptions options;
   int host = 0;
+  const bool is_one_host = dice.is_one_of(6);
   for (int rank = 0; rank < size; ++rank) {
-    if (rank > 0 && dice.is_one_of(2)) ++host;
+    if (rank > 0 && !is_one_host && dice.is_one_of(2)) ++host;
     options.hosts.push_back(host);
   }
   options.link.bytes_per_second = static_cast<double>(dice(10, 2000)) * 1e6;
@@ -79,6 +81,7 @@ class Run {
     joins_ = dice.is_one_of(4);
     make_activities(dice);
     for (const int rank : survivors_) make_calls(dice, rank);
+    for (const int rank : survivors_) make_naps(dice, rank);
     if (!joins_) make_faults(dice);
   }
 
@@ -90,7 +93,9 @@ class Run {
       if (joins_ && live.size() > 1 && dice.is_one_of(2)) {
         live = dice.some_of(live, static_cast<size_t>(dice(1, static_cast<int64_t>(live.size()))));
       }
-      if (!joins_ && dice.is_one_of(8)) {
+      if (dice.is_one_of(5)) {
+        activities_.push_back(std::make_unique<check::SumsActivity>(dice, size, live));
+      } else if (!joins_ && dice.is_one_of(8)) {
         activities_.push_back(std::make_unique<check::LetterActivity>(dice, simulation_, number));
       } else if (!joins_ && dice.is_one_of(6)) {
         activities_.push_back(std::make_unique<check::BucketActivity>(dice, simulation_, number));
@@ -132,13 +137,28 @@ class Run {
         Activity* const next = calls.front();
         calls.pop_front();
         if (next->call(simulation_, rank)) return;
-        calls.push_back(next);  // so that nothing waits for it
+        if (next->is_ordered())
+          calls.push_front(next);
+        else
+          calls.push_back(next);  // so that nothing waits for it
         call_at(simulation_.now_ns() + kRetry, rank);
       } else if (joins_) {
         sessions_[static_cast<size_t>(rank)] = simulation_[rank].parts().joining.begin();
         simulation_.wake(rank);
       }
     });
+  }
+
+  // A rank that has no core for a while, now and then.
+  void make_naps(Dice& dice, int rank) {
+    for (int64_t naps = dice(0, 8); naps > 0; --naps) {
+      pause(rank, begin_ns_ + dice(0, kSpan), dice(10, 500) * kMicrosecond);
+    }
+  }
+
+  void pause(int rank, int64_t time_ns, int64_t duration_ns) {
+    network().call_at(time_ns, [this, rank] { network().pause(rank); });
+    network().call_at(time_ns + duration_ns, [this, rank] { network().resume(rank); });
   }
 
   void make_faults(Dice& dice) {
@@ -158,8 +178,7 @@ class Run {
           });
           break;
         case 1:
-          network().call_at(time, [this, rank] { network().pause(rank); });
-          network().call_at(later, [this, rank] { network().resume(rank); });
+          pause(rank, time, later - time);
           break;
         default:
           network().call_at(time, [this, host] { network().cut(host); });
