@@ -43,9 +43,9 @@ FAULTS = {
     ),
     "an early reuse of a tag": Fault(
         "engine/channels.cc",
-        "    edge.tag = context_.tags.of(rank).take();\n    if (edge.tag < 0) return;\n",
-        "    edge.tag = context_.tags.of(rank).take();\n    if (edge.tag < 0) return;\n"
-        "    if (static int tags = 0; ++tags % 50 == 0) context_.tags.of(rank).give_back(edge.tag);\n",
+        "    edge.tag = context_.tags.of(rank).take();\n",
+        "    auto& pool = context_.tags.of(rank);\n    edge.tag = pool.take();\n"
+        "    if (static int tags = 0; ++tags % 50 == 0 && edge.tag >= 0) pool.give_back(edge.tag);\n",
     ),
     "an early reuse of a slot": Fault(
         "collective/shared/slots.cc",
