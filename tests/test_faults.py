@@ -45,7 +45,8 @@ FAULTS = {
         "engine/channels.cc",
         "    edge.tag = context_.tags.of(rank).take();\n",
         "    auto& pool = context_.tags.of(rank);\n    edge.tag = pool.take();\n"
-        "    if (static int tags = 0; ++tags % 50 == 0 && edge.tag >= 0) pool.give_back(edge.tag);\n",
+        "    static int tags = 0;\n"
+        "    if (++tags % 50 == 0 && edge.tag >= 0) pool.give_back(edge.tag);\n",
     ),
     "an early reuse of a slot": Fault(
         "collective/shared/slots.cc",
