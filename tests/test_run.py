@@ -97,6 +97,7 @@ def test_core_without_shared_memory(mpi_python: str) -> None:
     assert code == 0, output
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_core_on_a_device(mpi_python: str, ranks: int) -> None:
     """Three ranks have one each, two share one."""
