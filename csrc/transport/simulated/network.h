@@ -23,8 +23,8 @@ struct SimulatedNetworkOptions {
   /// Longer messages begin to travel once they are received, and after another latency.
   size_t eager_bytes = 16 << 10;
   /// If not 0: messages with different tags, or between different ranks, may overtake one another,
-  /// as each takes up to twice the latency longer, by chance; and what ranks of a host write for one
-  /// another is seen late now and then.
+  /// as each takes up to twice the latency longer, by chance; and what ranks of a host write for
+  /// one another is seen late now and then.
   uint64_t jitter_seed = 0;
   /// Payload from here stands for bytes that nobody has: only its size travels.
   std::span<const std::byte> phantom;
