@@ -5,19 +5,17 @@ Each is found within a thousand seeds of tests/csrc/simulation/seeds_test.cc.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.running import EVERYTHING, ROOT
+from tests.running import EVERYTHING, ROOT, call
 
+PROGRAMS = ROOT / ".venv/bin"
 SEEDS = 1000
 
 
@@ -68,32 +66,22 @@ class Copy:
         self.folder = folder
         for name in ("csrc", "tests/csrc"):
             shutil.copytree(ROOT / name, folder / name)
-        cmake = Path(sys.prefix).parents[1] / "bin/cmake"
-        self.cmake = str(cmake if cmake.exists() else shutil.which("cmake"))
-        ninja = Path(self.cmake).with_name("ninja")
-        self.run(
-            *(self.cmake, "-S", "csrc", "-B", "build", "-G", "Ninja", "--log-level=ERROR"),
-            *(f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DRINGDL_TESTS=ON", "-DRINGDL_PYTHON=OFF"),
+        self.build(
+            *("-S", "csrc", "-B", "build", "-G", "Ninja", "--log-level=ERROR"),
+            *(f"-DCMAKE_MAKE_PROGRAM={PROGRAMS / 'ninja'}", "-DRINGDL_TESTS=ON"),
+            "-DRINGDL_PYTHON=OFF",
         )
 
-    def run(self, *command: str) -> None:
-        ended = subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, timeout=1200, check=False
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+    def build(self, *words: str) -> None:
+        ended = call(str(PROGRAMS / "cmake"), *words, timeout=1200, cwd=self.folder)
+        assert ended.returncode == 0, ended.stdout
 
     def seeds(self) -> tuple[int, str]:
         """The test's exit status, and what it prints."""
-        self.run(self.cmake, "--build", "build", "--target", "seeds_test")
-        ended = subprocess.run(
-            [str(self.folder / "build/tests/seeds_test")],
-            env=os.environ | {"RINGDL_TEST_SEEDS": str(SEEDS)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        return ended.returncode, ended.stdout + ended.stderr
+        self.build("--build", "build", "--target", "seeds_test")
+        test = str(self.folder / "build/tests/seeds_test")
+        ended = call(test, timeout=900, RINGDL_TEST_SEEDS=str(SEEDS))
+        return ended.returncode, ended.stdout
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,9 @@ class BucketActivity final : public Activity {
   bool call(Simulation& simulation, int rank) override {
     Side& its = side(rank);
     if (its.work && !its.work->ended()) return false;
-    note_result(rank);
+    its.failure = failure_of(its);
     if (!its.failure.empty()) return true;
+    its.is_wrong |= !is_right(rank);
     float* const gradients = reinterpret_cast<float*>(its.memory.get());
     for (size_t i = 0; i < count_; ++i) gradients[i] = value(rank, its.round, i);
     ++its.round;
@@ -55,13 +56,13 @@ class BucketActivity final : public Activity {
   }
 
   std::string wrong(int rank, const std::vector<int>& victims) const override {
-    note_result(rank);
     const Side& its = side(rank);
     const std::string where = "bucket on rank " + std::to_string(rank);
-    if (its.is_wrong) return where + " has a wrong sum";
-    if (its.failure.empty()) return "";
-    const std::string failure = wrong_failure(its.failure, victims);
-    return failure.empty() ? "" : where + failure;
+    const std::string failure = failure_of(its);
+    if (its.is_wrong || (failure.empty() && !is_right(rank))) return where + " has a wrong sum";
+    if (failure.empty()) return "";
+    const std::string wrong = wrong_failure(failure, victims);
+    return wrong.empty() ? "" : where + wrong;
   }
 
  private:
@@ -71,30 +72,32 @@ class BucketActivity final : public Activity {
     std::shared_ptr<Work> work;           // of the last round
     int round = 0;                        // rounds that have begun
     std::string failure;
-    bool is_wrong = false;
+    bool is_wrong = false;  // after a round before the last one
   };
 
-  Side& side(int rank) const { return sides_[static_cast<size_t>(rank)]; }
+  Side& side(int rank) { return sides_[static_cast<size_t>(rank)]; }
+  const Side& side(int rank) const { return sides_[static_cast<size_t>(rank)]; }
   size_t bytes() const { return count_ * sizeof(float); }
   static float value(int rank, int round, size_t index) {
     return static_cast<float>(rank + round) + static_cast<float>(index % 5);
   }
 
-  // What a round has left in the bucket, before the next one overwrites it.
-  void note_result(int rank) const {
-    Side& its = side(rank);
-    if (!its.work || !its.failure.empty()) return;
-    if (its.work->state == Work::State::kFailed) {
-      its.failure = its.work->failure.text;
-      return;
-    }
-    const int size = static_cast<int>(members().size());
+  static std::string failure_of(const Side& side) {
+    const bool has_failed = side.work && side.work->state == Work::State::kFailed;
+    return has_failed && side.failure.empty() ? side.work->failure.text : side.failure;
+  }
+
+  // Whether the last round's sums are in the bucket; there may have been none.
+  bool is_right(int rank) const {
+    const Side& its = side(rank);
+    if (!its.work) return true;
     const auto* const gradients = reinterpret_cast<const float*>(its.memory.get());
     for (size_t i = 0; i < count_; ++i) {
       float sum = 0;
-      for (int other = 0; other < size; ++other) sum += value(other, its.round - 1, i);
-      its.is_wrong |= gradients[i] != sum;
+      for (const int other : members()) sum += value(other, its.round - 1, i);
+      if (gradients[i] != sum) return false;
     }
+    return true;
   }
 
   void add(Engine& engine) {
@@ -131,7 +134,7 @@ class BucketActivity final : public Activity {
   const int number_;
   const int rounds_;
   const size_t count_;
-  mutable std::vector<Side> sides_;  // by rank; results are noted late
+  std::vector<Side> sides_;  // by rank
 };
 
 }  // namespace ringdl::check

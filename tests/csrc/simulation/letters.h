@@ -19,7 +19,8 @@ class LetterActivity final : public Activity {
         count_(static_cast<size_t>(dice.is_one_of(2) ? dice(1, 50) : dice(50, 20'000))),
         calls_(static_cast<int>(dice(1, 3))),
         name_("letters " + std::to_string(number)),
-        sides_(static_cast<size_t>(simulation.size())) {
+        sides_(static_cast<size_t>(simulation.size()),
+               {{}, std::vector<int64_t>(static_cast<size_t>(calls_), -1)}) {
     const auto box = std::make_shared<Sums>(count_, simulation.size());
     box->end_after(int64_t{calls_} * (simulation.size() - 1));
     Engine& engine = simulation[server_];
@@ -31,9 +32,9 @@ class LetterActivity final : public Activity {
   bool call(Simulation& simulation, int rank) override {
     Side& its = sides_[static_cast<size_t>(rank)];
     if (!its.works.empty() && !its.works.back()->ended()) return false;
-    note_result(its);
     Engine& engine = simulation[rank];
-    auto question = std::make_unique<Question>(std::vector<int64_t>(count_, rank + 1), its.sum);
+    auto question = std::make_unique<Question>(std::vector<int64_t>(count_, rank + 1),
+                                               its.sums[its.works.size()]);
     its.works.push_back(engine.call_box({name_, engine.parts().all}, server_, std::move(question)));
     simulation.wake(rank);
     return true;
@@ -46,8 +47,7 @@ class LetterActivity final : public Activity {
   }
 
   std::string wrong(int rank, const std::vector<int>& victims) const override {
-    Side its = sides_[static_cast<size_t>(rank)];
-    note_result(its);
+    const Side& its = sides_[static_cast<size_t>(rank)];
     int64_t number = 0;
     for (const auto& work : its.works) {
       ++number;
@@ -67,13 +67,8 @@ class LetterActivity final : public Activity {
  private:
   struct Side {
     std::vector<std::shared_ptr<Work>> works;
-    std::vector<int64_t> sums;  // of those that are known to have ended
-    int64_t sum = -1;           // of the last one
+    std::vector<int64_t> sums;  // what each call gets
   };
-
-  static void note_result(Side& side) {
-    if (side.sums.size() < side.works.size()) side.sums.push_back(side.sum);
-  }
 
   const int server_;
   const size_t count_;

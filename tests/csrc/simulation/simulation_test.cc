@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "simulation/dice.h"
 #include "simulation/phantom.h"
 
 using namespace ringdl;
@@ -18,12 +19,6 @@ namespace {
 
 constexpr double kRate = 125e6;
 constexpr int64_t kLatency = 20 * kMicrosecond;
-
-std::vector<int> one_each(int size) {
-  std::vector<int> hosts(static_cast<size_t>(size));
-  std::iota(hosts.begin(), hosts.end(), 0);
-  return hosts;
-}
 
 SimulatedNetworkOptions links(std::vector<int> hosts, uint64_t jitter_seed = 0) {
   SimulatedNetworkOptions options;
@@ -86,7 +81,8 @@ int64_t time_of(Simulation& simulation, size_t count, const Call& call) {
 void test_sums() {
   for (int size = 1; size <= 8; ++size) {
     for (const size_t count : {size_t{1}, size_t{37}, size_t{100'003}}) {
-      for (const auto& hosts : {one_each(size), std::vector<int>(static_cast<size_t>(size), 0)}) {
+      for (const auto& hosts :
+           {check::numbers_to(size), std::vector<int>(static_cast<size_t>(size), 0)}) {
         Simulation simulation(links(hosts));
         time_of(simulation, count, allreduce(count));
         time_of(simulation, count, allreduce(count, Algorithm::kRing));
@@ -101,7 +97,7 @@ void test_sums() {
 void test_time_of_a_ring() {
   constexpr size_t kCount = 4 << 20;
   for (const int size : {2, 4, 16}) {
-    Simulation simulation(links(one_each(size)));
+    Simulation simulation(links(check::numbers_to(size)));
     const int64_t time = time_of(simulation, kCount, allreduce(kCount, Algorithm::kRing));
     const double share = 2.0 * (size - 1) / size;
     const double bound = share * kCount * sizeof(float) / kRate * kSecond;
@@ -141,7 +137,7 @@ void test_a_rank_that_is_killed() {
   int failed_runs = 0;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     Arrays arrays(kSize, kCount);
-    Simulation simulation(links(one_each(kSize), seed));
+    Simulation simulation(links(check::numbers_to(kSize), seed));
     const auto works = submit(simulation, arrays, allreduce(kCount));
     const int victim = static_cast<int>(seed % kSize);
     simulation.network().call_at(simulation.now_ns() + static_cast<int64_t>(seed) * 20'000,
@@ -171,10 +167,10 @@ void test_a_rank_that_is_killed() {
 // What a link that is cut has not carried comes once it is mended; a rank that is paused is late.
 void test_links_that_are_cut_and_ranks_that_pause() {
   constexpr size_t kCount = 500'000;
-  Simulation undisturbed(links(one_each(4)));
+  Simulation undisturbed(links(check::numbers_to(4)));
   const int64_t time = time_of(undisturbed, kCount, allreduce(kCount));
   for (const bool is_link : {true, false}) {
-    Simulation simulation(links(one_each(4)));
+    Simulation simulation(links(check::numbers_to(4)));
     SimulatedNetwork& network = simulation.network();
     const int64_t begin = simulation.now_ns();
     network.call_at(begin + time / 2, [&] { is_link ? network.cut(2) : network.pause(2); });
@@ -183,7 +179,7 @@ void test_links_that_are_cut_and_ranks_that_pause() {
     const int64_t took = time_of(simulation, kCount, allreduce(kCount));
     CHECK(took > kSecond && took < kSecond + 2 * time);
   }
-  Simulation simulation(links(one_each(4)));
+  Simulation simulation(links(check::numbers_to(4)));
   simulation.network().slow(1, 3);
   CHECK(time_of(simulation, kCount, allreduce(kCount)) > 2 * time);
 }
@@ -193,7 +189,7 @@ void test_phantom_arrays() {
   constexpr int kSize = 64;
   constexpr size_t kCount = 16 << 20;
   const PhantomMemory memory(kCount * sizeof(float));
-  SimulatedNetworkOptions options = links(one_each(kSize));
+  SimulatedNetworkOptions options = links(check::numbers_to(kSize));
   options.phantom = memory.bytes();
   SimulatedProcessor processor;
   processor.computes = false;
