@@ -6,7 +6,8 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ringdl._cores import read_cores
 from ringdl._engine import DeviceArray, Reduction
 from ringdl._errors import UsageError
 from ringdl._launch import Launcher
+from ringdl._settings import Settings
 
 # Launchers forward output and aborts separately: MPICH's ends the job before it has read what was
 # written just before the abort.
@@ -43,6 +45,30 @@ class Hosts:
     local_rank: int
     local_size: int
     cores: int
+
+
+@contextmanager
+def starting(launcher: Launcher | None, settings: Settings) -> Iterator[None]:
+    """While MPI connects the ranks, in calls that nothing can interrupt: says who waits, and ends.
+
+    Args:
+        launcher: what has started this process.
+        settings: RINGDL_WATCHDOG and RINGDL_TIMEOUT say when.
+    """
+    who = f"ringdl: {launcher or 'a process'} on {os.uname().nodename}"
+    why = "some rank has not started, does not reach this host, or has not called init()"
+    late = _engine.LateCall(
+        f"{who} has waited {settings.watchdog:g} s for MPI to connect the ranks: {why}; it ends "
+        f"after {settings.timeout:g} s (RINGDL_TIMEOUT)",
+        settings.watchdog,
+        f"{who} ends, as MPI did not connect the ranks within {settings.timeout:g} s "
+        f"(RINGDL_TIMEOUT): {why}; docs/cluster.md tells how each launcher starts ranks",
+        settings.timeout,
+    )
+    try:
+        yield
+    finally:
+        del late
 
 
 def load_mpi(launcher: Launcher | None) -> Any:

@@ -95,7 +95,8 @@ class Settings:
         _SECONDS,
         600.0,
         "600: outlasts a slow checkpoint, not a lunch",
-        "Seconds after which a wait without a timeout of its own raises `StallError`.",
+        "Seconds after which a wait without a timeout of its own raises `StallError`, and after "
+        "which a process ends that MPI has not connected to the other ranks.",
     )
     watchdog: float = _setting(
         "RINGDL_WATCHDOG",
@@ -103,7 +104,7 @@ class Settings:
         60.0,
         "60",
         "Seconds after which a work in flight, or `shutdown()`, is told of on stderr, with the "
-        "ranks that it waits for; 0: never.",
+        "ranks that it waits for, and MPI's own start; 0: never.",
     )
     debug: bool = _setting(
         "RINGDL_DEBUG",

@@ -129,10 +129,11 @@ def _init_over_mpi(
 
     if comm is not None and not hasattr(comm, "Get_group"):
         raise UsageError(f"init({comm!r}): pass an mpi4py communicator, or nothing for all ranks")
-    mpi = _mpi.load_mpi(launcher)
-    comm = mpi.COMM_WORLD if comm is None else comm
-    hosts = _mpi.find_hosts(mpi, comm)
-    engine = _mpi.open_engine(mpi, comm)
+    with _mpi.starting(launcher, settings):
+        mpi = _mpi.load_mpi(launcher)
+        comm = mpi.COMM_WORLD if comm is None else comm
+        hosts = _mpi.find_hosts(mpi, comm)
+        engine = _mpi.open_engine(mpi, comm)
     vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
     shared = _shared_again()
     shared.renew(engine, settings, hosts.numbers, comm, vendor)

@@ -19,7 +19,17 @@ HOLDS = (
 )
 
 
-def errors_of(python: str, folder: Path, *expected: str, how: str = "", **settings: str) -> str:
+STARTS = r"ringdl: .*rank 0 of 3.* has waited 1 s for MPI to connect the ranks: some rank"
+
+
+def errors_of(
+    python: str,
+    folder: Path,
+    *expected: str,
+    how: str = "",
+    script: str = "watched.py",
+    **settings: str,
+) -> str:
     """Run a job whose rank 1 comes when all of this has been said; all that was."""
 
     def wait(job: subprocess.Popen[bytes], output: Path) -> None:
@@ -32,7 +42,7 @@ def errors_of(python: str, folder: Path, *expected: str, how: str = "", **settin
             time.sleep(0.05)
         (folder / "told").touch()
 
-    command = [python, "-m", "ringdl", "run", "-n", "3", str(JOBS / "watched.py"), str(folder), how]
+    command = [python, "-m", "ringdl", "run", "-n", "3", str(JOBS / script), str(folder), how]
     ended = run_job(command, folder, during=wait, **settings)
     assert ended.code == 0, ended.text
     assert ended.output.count("all is well") == 3, ended.text
@@ -50,6 +60,17 @@ def test_the_watchdog_names_who_has_not_come(mpi_python: str, tmp_path: Path) ->
 def test_the_watchdog_names_who_has_not_ended(mpi_python: str, tmp_path: Path) -> None:
     errors = errors_of(mpi_python, tmp_path, ENDING, how="end", RINGDL_WATCHDOG="1")
     assert errors.count("shutdown() has waited 1 s") == 1, "one rank tells, the lowest"
+
+
+def test_a_rank_that_does_not_start_is_told_of(mpi_python: str, tmp_path: Path) -> None:
+    errors_of(mpi_python, tmp_path, STARTS, script="starts_late.py", RINGDL_WATCHDOG="1")
+
+
+def test_ranks_end_if_one_does_not_start(mpi_python: str, tmp_path: Path) -> None:
+    command = [mpi_python, "-m", "ringdl", "run", "-n", "3", str(JOBS / "starts_late.py")]
+    ended = run_job([*command, str(tmp_path)], tmp_path, RINGDL_TIMEOUT="2")
+    assert ended.code not in (0, None), ended.text
+    assert re.search(r"ends, as MPI did not connect the ranks within 2 s", ended.errors), ended.text
 
 
 def test_ranks_that_wait_dump_their_works(mpi_python: str, tmp_path: Path) -> None:

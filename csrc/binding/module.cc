@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/late_call.h"
 #include "binding/binding.h"
 #include "collective/planner/algorithms.h"
 #include "engine/driver.h"
@@ -109,6 +110,9 @@ NB_MODULE(_engine, module) {
   for (const AllreduceAlgorithm* its : algorithms()) algorithm.value(its->name.data(), its->id);
 
   module.def("dump_on_signal", &dump_on_signal, nb::arg("signal"));
+  nb::class_<LateCall>(module, "LateCall")
+      .def(nb::init<std::string, double, std::string, double>(), nb::arg("text"),
+           nb::arg("late_after"), nb::arg("last_words"), nb::arg("end_after"));
   module.def(
       "stream_copy",
       [](const nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig>& into,
