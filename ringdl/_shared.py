@@ -13,6 +13,7 @@ from ringdl._tuning import default_tuning
 if TYPE_CHECKING:
     from ringdl import _engine
     from ringdl._engine import Algorithm
+    from ringdl._mpi import Hosts
 
 
 class Bound(Protocol):
@@ -37,6 +38,7 @@ class Shared:
         algorithm: what is used instead, wherever possible.
         vendor: of the MPI library.
         mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
+        place: where this rank is among the hosts; None if there is no MPI.
         timeout: seconds of a wait that names none.
         checks_replicas: whether wrapped optimizers compare the parameters of all ranks.
         jax_memory: whether arrays of JAX are born where ranks share memory.
@@ -73,6 +75,7 @@ class Shared:
         self.algorithm: Algorithm | None = None
         self.vendor = vendor
         self.mpi = mpi
+        self.place: Hosts | None = None
         self.timeout = settings.timeout
         self.checks_replicas = settings.check_replicas
         self.jax_memory = settings.jax_memory

@@ -64,7 +64,7 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
             communicator of MPI, or this process is a child of a rank.
         StallError: torchrun's ranks do not all arrive within RINGDL_TIMEOUT.
     """
-    global _default, _last
+    global _default
     if _default is not None:
         return _default
     launcher, job = detect(os.environ), detect_store_job(os.environ)
@@ -87,25 +87,30 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
                 "given knows of one: MPI has not started them. Leave it out, or start with "
                 f"`mpirun -n {job.size}`"
             )
-        _default = _init_over_sockets(job, settings, tuning)
+        made = _init_over_sockets(job, settings, tuning)
     elif comm is None and launcher is None and "mpi4py.MPI" not in sys.modules:
         shared = _shared_again()
         shared.renew(_engine.alone(), settings)
-        alone = communicator_of_all(shared)
-        _tune(alone, settings, tuning)
+        made = communicator_of_all(shared)
+        _tune(made, settings, tuning)
         shared.bind()
         if settings.timeline is not None:
-            _timeline.start(alone, settings.timeline)
-        _default = alone
+            _timeline.start(made, settings.timeline)
     else:
-        _default = _init_over_mpi(launcher, comm, settings, tuning)
+        made = _init_over_mpi(launcher, comm, settings, tuning)
     if started is not None:
-        _children.mark(os.environ, _default)
-    _last = weakref.ref(_default._shared)
-    _engine.set_default(_default._engine, _default._finish_allreduce)
+        _children.mark(os.environ, made)
+    make_default(made)
+    return made
+
+
+def make_default(communicator: Communicator) -> None:
+    """Have this communicator be the default one, from now on."""
+    global _default, _last
+    _default, _last = communicator, weakref.ref(communicator._shared)
+    _engine.set_default(communicator._engine, communicator._finish_allreduce)
     for follow in after_init:
-        follow(_default)
-    return _default
+        follow(communicator)
 
 
 def _shared_again() -> Shared:
@@ -137,7 +142,8 @@ def _init_over_mpi(
     vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
     shared = _shared_again()
     shared.renew(engine, settings, hosts.numbers, comm, vendor)
-    communicator = _set_up(shared, hosts, settings, tuning)
+    shared.place = hosts
+    communicator = set_up(shared, hosts, settings, tuning)
     if communicator.size > 1 and not _hooked:
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
     _register_hooks(hosts)
@@ -152,14 +158,14 @@ def _init_over_sockets(
     engine, hosts = _rendezvous.open_engine(job, os.environ, settings.timeout)
     shared = _shared_again()
     shared.renew(engine, settings, hosts.numbers, vendor="TCP")
-    communicator = _set_up(shared, hosts, settings, tuning)
+    communicator = set_up(shared, hosts, settings, tuning)
     if not _hooked:
         _end_on_uncaught_error(job.rank)
     _register_hooks(hosts)
     return communicator
 
 
-def _set_up(
+def set_up(
     shared: Shared, hosts: _mpi.Hosts, settings: Settings, tuning: Tuning | str | None
 ) -> Communicator:
     """Make a communicator whose ranks agree on all that they have to. Collective."""
@@ -323,10 +329,17 @@ def shutdown() -> None:
 
 
 def _shutdown_at_exit() -> None:
+    from ringdl import _mpi
+
     try:
         shutdown()
-    except RankFailedError:  # printed only, it would leave MPI's end waiting for that rank
-        sys.excepthook(*sys.exc_info())
+    except RankFailedError:
+        if _mpi.outlives:  # all has been done; see `ringdl.elastic.run`
+            _mpi.has_shrunk = True
+            return
+        sys.excepthook(
+            *sys.exc_info()
+        )  # printed only, it would leave MPI's end waiting for that rank
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # to the launcher, too, this rank has failed

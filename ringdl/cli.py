@@ -25,7 +25,7 @@ examples:
 """
 
 _RUN_USAGE = (
-    "python -m ringdl run -n N [--mpirun PATH] [--dry-run] [mpirun options --]"
+    "python -m ringdl run -n N [--mpirun PATH] [--elastic] [--dry-run] [mpirun options --]"
     " (script.py | -m module) [arguments]"
 )
 
@@ -99,7 +99,7 @@ def _take_own(words: list[str]) -> tuple[list[str], list[str]]:
         if word in ("-n", "-np", "--np", "--mpirun"):
             own += ["--mpirun" if word == "--mpirun" else "-n", *words[1:2]]
             words = words[2:]
-        elif word in ("--dry-run", "-h", "--help") or re.fullmatch(
+        elif word in ("--dry-run", "--elastic", "-h", "--help") or re.fullmatch(
             r"(-n|--np=)\d+|--mpirun=.+", word
         ):
             own.append(word.replace("--np=", "-n"))
@@ -121,6 +121,9 @@ def _run(arguments: list[str]) -> int:
         "-n", type=int, metavar="N", help="number of ranks (in a Slurm job: SLURM_NTASKS)"
     )
     parser.add_argument("--mpirun", metavar="PATH", help="use this mpirun; it must match")
+    parser.add_argument(
+        "--elastic", action="store_true", help="ranks go on when one fails (ringdl.elastic)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     chosen = parser.parse_args(own)
 
@@ -146,6 +149,7 @@ def _run(arguments: list[str]) -> int:
         environ=os.environ,
         options=options,
         is_root=os.geteuid() == 0,
+        elastic=chosen.elastic,
     )
     print("ringdl:", shlex.join(command), file=sys.stderr, flush=True)
     return 0 if chosen.dry_run else execute(library, command)

@@ -18,6 +18,7 @@ from ringdl import (
 from ringdl._training import names
 from ringdl._training.joining import join
 from ringdl._training.names import *  # noqa: F403
+from ringdl.torch import elastic as elastic
 from ringdl.torch._batch_norm import SyncBatchNorm
 from ringdl.torch._checkpoint import load, save
 from ringdl.torch._compiled import leave_uncompiled

@@ -202,4 +202,6 @@ def test_only_adapters_import_frameworks() -> None:
         imported = {name.partition(".")[0] for name in imported_by(path)}
         assert imported & FRAMEWORKS <= own, module
         if "mpi4py" in imported:
-            assert module in {"_mpi", "_mpirun", "_cuda_mpi"} or part_of(module) == "bench", module
+            assert (
+                module in {"_mpi", "_mpirun", "_cuda_mpi", "_ulfm"} or part_of(module) == "bench"
+            ), module

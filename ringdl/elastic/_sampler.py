@@ -1,0 +1,53 @@
+"""Samples of an epoch that are dealt out again when there are other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from ringdl.data import ShardedSampler
+
+
+class ElasticSampler(ShardedSampler):
+    """A `ringdl.data.ShardedSampler` that counts what all ranks have trained on.
+
+    As a value of a `State` it goes back to the last commit with it, and what is left of the epoch
+    is dealt out to the ranks that there are then: nothing twice, nothing skipped, but what was
+    trained since the commit. Make the loader anew, or iterate over it anew, after that.
+
+    Args:
+        dataset: a dataset, or how many samples it has.
+        shuffle: whether each epoch has an order of its own.
+        seed: of the orders, the same on all ranks.
+    """
+
+    def __init__(self, dataset: Sized | int, shuffle: bool = True, seed: int = 0) -> None:
+        super().__init__(dataset, shuffle=shuffle, seed=seed)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is dealt out."""
+        return self._epoch
+
+    @property
+    def processed_num(self) -> int:
+        """How many of its samples all ranks together have trained on."""
+        return self._consumed
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """All ranks have trained on a batch.
+
+        Args:
+            batch_idx: ignored: batches are counted.
+            batch_size: samples of each rank. The epoch's last batch may have fewer.
+        """
+        del batch_idx
+        self._consumed = min(self.sample_count, self._consumed + batch_size * self.size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and how many of its samples were trained on."""
+        return {"epoch": self._epoch, "consumed": self._consumed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.resume(state["epoch"], state["consumed"])

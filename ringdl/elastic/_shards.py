@@ -1,0 +1,165 @@
+"""Arrays of which each rank has a part: who keeps a copy for whom, and how they are cut anew."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringdl._communicator import Communicator
+from ringdl._errors import Error
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A rank's parts at one commit, and those of the ranks whose copies it keeps.
+
+    Attributes:
+        parts: by the number that their rank had then.
+    """
+
+    parts: dict[int, Arrays]
+
+
+def ring(hosts: Sequence[int]) -> list[int]:
+    """The ranks in an order in which neighbours are on different hosts as far as possible.
+
+    That is the first rank of each host, then the second of each, and so on.
+
+    Args:
+        hosts: the number of each rank's host.
+    """
+    seen: defaultdict[int, int] = defaultdict(int)
+    places = []
+    for rank, host in enumerate(hosts):
+        places.append((seen[host], host, rank))
+        seen[host] += 1
+    return [rank for _, _, rank in sorted(places)]
+
+
+def keep(parts: Mapping[str, np.ndarray[Any, Any]], copies: int, ranks: Communicator) -> Kept:
+    """Copy this rank's parts, here and to those that follow it in the `ring`. Collective.
+
+    Args:
+        parts: this rank's.
+        copies: how many others get them.
+        ranks: all of them.
+    """
+    order = ring(ranks._hosts())
+    place = order.index(ranks.rank)
+    copies = min(copies, ranks.size - 1)
+    others = {order[(place - distance) % ranks.size]: Arrays() for distance in range(1, copies + 1)}
+    own = {name: np.array(part) for name, part in parts.items()}
+    for name, part in own.items() if copies else ():
+        splits = [0] * ranks.size
+        for distance in range(1, copies + 1):
+            splits[order[(place + distance) % ranks.size]] = len(part)
+        sent = np.concatenate([part] * copies)
+        got, lengths = ranks.alltoall(sent, splits, f"ringdl.elastic.keep.{name}")
+        ends = np.cumsum(lengths)
+        for rank, arrays in others.items():
+            arrays[name] = got[ends[rank] - lengths[rank] : ends[rank]]
+    return Kept({ranks.rank: own} | others)
+
+
+def cut_anew(kept: Kept, former: Sequence[int], size: int, ranks: Communicator) -> Arrays:
+    """Give each rank its part of the whole again. Collective over the ranks that are left.
+
+    The parts of all ranks, in their order, are the whole; it is cut along axis 0 as a
+    reducescatter cuts: earlier ranks take the remainder.
+
+    Args:
+        kept: at the commit.
+        former: the number that each of the ranks had then.
+        size: how many ranks there were.
+        ranks: those that are left.
+
+    Returns:
+        The new parts of this rank.
+
+    Raises:
+        Error: on every rank: the parts of some rank are lost with those that kept their copies.
+    """
+    lengths = {
+        number: {name: len(part) for name, part in parts.items()}
+        for number, parts in kept.parts.items()
+    }
+    tables = ranks.allgather_object(lengths, name="ringdl.elastic.parts")
+    holder: dict[int, int] = {}
+    for number in range(size):
+        holding = [rank for rank, table in enumerate(tables) if number in table]
+        if not holding:
+            raise Error(
+                f"what rank {number} has kept in `own` is lost: it has failed, and so have all "
+                "that kept a copy; start again from a checkpoint, and make the state with more "
+                "copies"
+            )
+        holder[number] = former.index(number) if number in former else holding[0]
+    mine = [number for number in range(size) if holder[number] == ranks.rank]
+    names = list(next(iter(kept.parts.values())))
+    return {
+        name: _exchange(
+            name,
+            [kept.parts[number][name] for number in mine],
+            [tables[holder[number]][number][name] for number in range(size)],
+            [holder[number] for number in range(size)],
+            ranks,
+        )
+        for name in names
+    }
+
+
+def _exchange(
+    name: str,
+    parts: Sequence[np.ndarray[Any, Any]],
+    lengths: Sequence[int],
+    holders: Sequence[int],
+    ranks: Communicator,
+) -> np.ndarray[Any, Any]:
+    """Rows to those that they belong to now.
+
+    Args:
+        name: of the array.
+        parts: those that this rank holds, in their order.
+        lengths: of all parts.
+        holders: of all parts.
+        ranks: those that are left.
+    """
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
+    new_ends = np.cumsum(split(int(ends[-1]), ranks.size))
+    new_begins = [0, *new_ends[:-1]]
+
+    def common(part: int, rank: int) -> range:
+        """Those rows of the whole that a part has and a rank gets."""
+        first = max(int(begins[part]), int(new_begins[rank]))
+        return range(first, max(first, min(int(ends[part]), int(new_ends[rank]))))
+
+    held = [part for part, holder in enumerate(holders) if holder == ranks.rank]
+    sent, splits = [], []
+    for rank in range(ranks.size):
+        takes = [common(part, rank) for part in held]
+        splits.append(sum(map(len, takes)))
+        for part, own, take in zip(held, parts, takes, strict=True):
+            sent.append(own[take.start - begins[part] : take.stop - begins[part]])
+    got, _ = ranks.alltoall(np.concatenate(sent), splits, f"ringdl.elastic.cut.{name}")
+    first_row = int(new_begins[ranks.rank])
+    result = np.empty((int(new_ends[ranks.rank]) - first_row, *got.shape[1:]), got.dtype)
+    at = 0
+    for rank in range(ranks.size):
+        for part in (part for part, holder in enumerate(holders) if holder == rank):
+            rows = common(part, ranks.rank)
+            first = rows.start - first_row
+            result[first : first + len(rows)] = got[at : at + len(rows)]
+            at += len(rows)
+    return result
+
+
+def split(rows: int, count: int) -> list[int]:
+    """How many rows each of so many ranks takes: earlier ones one more."""
+    return [rows // count + (index < rows % count) for index in range(count)]

@@ -1,0 +1,188 @@
+"""What a training loop needs to go on from: values, and the last commit of them, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringdl._errors import UsageError
+from ringdl._startup import get_communicator
+from ringdl.elastic import _shards, _values
+
+
+@dataclass(frozen=True)
+class _Commit:
+    """What a rank holds of one commit.
+
+    Attributes:
+        number: which one, from 1 on.
+        values: copies of them.
+        kept: this rank's parts of arrays that are cut, and those of another rank; None if there are
+            none.
+        rank: of this one, then.
+        size: how many ranks there were.
+    """
+
+    number: int
+    values: dict[str, Any]
+    kept: _shards.Kept | None
+    rank: int
+    size: int
+
+
+class State:
+    """What `ringdl.elastic.run` restores after ranks have failed, and gives to ranks that join.
+
+    Values are attributes, to be read and assigned: arrays, numbers, anything that can be copied;
+    what has ``state_dict`` and ``load_state_dict`` (models, optimizers, `ElasticSampler`,
+    `ringdl.data.Loader`) is kept by these and stays the same object, as do NumPy's arrays. They are
+    the same on all ranks: at first those of rank 0.
+
+    `commit` keeps a copy in memory. After a failure each rank that is left has the values of the
+    last commit again, and what was done since is done again: no step before it is lost.
+
+    Args:
+        own: arrays of which each rank has a part, by name: rows of a whole that are its alone, as
+            the moments of a sharded optimizer are. Each commit sends copies to other ranks, on
+            another host if there is one, so they survive a failure; then the whole is cut anew,
+            earlier ranks take the remainder. They are ``state.own[name]``, to be read and assigned.
+        copies: to how many ranks: so many may fail at once.
+        values: the values.
+
+    Example:
+        >>> state = ringdl.elastic.State(w=w, step=0)
+        >>> def train(state):
+        ...     while state.step < 1000:
+        ...         state.w -= 0.1 * ringdl.allreduce(gradient(state.w, state.step))
+        ...         state.step += 1
+        ...         state.commit()
+        >>> ringdl.elastic.run(train, state)
+    """
+
+    own: _shards.Arrays
+    _values: dict[str, Any]
+    _callbacks: list[Callable[[], object]]
+    _commits: list[_Commit]
+    _copies: int
+
+    def __init__(
+        self,
+        *,
+        own: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        copies: int = 1,
+        **values: Any,
+    ) -> None:
+        taken = [name for name in values if name.startswith("_") or hasattr(State, name)]
+        if taken:
+            raise UsageError(f"a value of a state cannot be called {taken[0]!r}; rename it")
+        self._values = values
+        self._callbacks = []
+        self._commits = []
+        """The last two."""
+        self.own = dict(own or {})
+        self._copies = copies
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._values:
+            raise AttributeError(f"the state has no value {name!r}")
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name == "own":
+            object.__setattr__(self, name, value)
+        elif name in self._values:
+            self._values[name] = value
+        else:
+            raise AttributeError(
+                f"the state has no value {name!r}: name it where the state is made, so that all "
+                "ranks keep it"
+            )
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Have these called, in order, once values were restored for other ranks than before."""
+        self._callbacks.extend(callbacks)
+
+    def commit(self) -> None:
+        """Keep the values as they are now. Collective; between steps, not within one.
+
+        It costs a copy of them, and, with `own`, of this rank's parts to another rank.
+
+        Raises:
+            RankFailedError: a rank has failed; inside of `ringdl.elastic.run` that is mended.
+        """
+        ranks = get_communicator()
+        kept = _shards.keep(self.own, self._copies, ranks) if self.own else None
+        number = self._commits[-1].number + 1 if self._commits else 1
+        values = {name: _values.save(value) for name, value in self._values.items()}
+        # The one before stays: a rank may have failed before others have made this one.
+        last = self._commits[-1:]
+        self._commits = [*last, _Commit(number, values, kept, ranks.rank, ranks.size)]
+
+    save = commit
+
+    def check_host_updates(self) -> None:
+        """For scripts that call it: ranks that fail are noticed without it."""
+
+    def restore(self) -> None:
+        """Take the values of the last commit, on this rank alone. Parts of `own` as well."""
+        if not self._commits:
+            raise UsageError("restore() before the first commit(): there is nothing to go back to")
+        self._take(self._commits[-1])
+        last = self._commits[-1]
+        if last.kept is not None:
+            self.own = {name: part.copy() for name, part in last.kept.parts[last.rank].items()}
+
+    def sync(self, root: int = 0) -> None:
+        """Take the values of one rank, on all, and commit them. Collective."""
+        ranks = get_communicator()
+        values = {name: _values.save(value) for name, value in self._values.items()}
+        number = self._commits[-1].number if self._commits else 0
+        number, values = ranks.broadcast_object((number, values), root, name="ringdl.elastic.sync")
+        if values.keys() != self._values.keys():
+            raise UsageError(
+                f"rank {root} has a state of {sorted(values)}, this one of "
+                f"{sorted(self._values)}: name the same values on all ranks"
+            )
+        for name, saved in values.items():
+            self._values[name] = _values.restore(self._values[name], saved)
+        self._commits = []
+        self.commit()
+
+    def go_back(self) -> None:
+        """After ranks have failed: take the last commit that all that are left have. Collective."""
+        ranks = get_communicator()
+        mine = [commit.number for commit in self._commits]
+        offered = ranks.allgather_object(mine, name="ringdl.elastic.commits")
+        common = set(offered[0]).intersection(*offered[1:])
+        if not any(offered):  # the first sync() has not ended anywhere
+            self.sync()
+        elif not common:  # some rank was two ahead, or has none yet
+            root = min((max(each), rank) for rank, each in enumerate(offered) if each)[1]
+            if ranks.rank == root:
+                self.restore()
+            self.sync(root)
+        else:
+            self._commits = [each for each in self._commits if each.number == max(common)]
+            (commit,) = self._commits
+            self._take(commit)
+            if commit.kept is not None:
+                former = ranks.allgather_object(commit.rank, name="ringdl.elastic.former")
+                self.own = _shards.cut_anew(commit.kept, former, commit.size, ranks)
+                self.commit()
+        for callback in self._callbacks:
+            callback()
+
+    def _take(self, commit: _Commit) -> None:
+        for name, saved in commit.values.items():
+            self._values[name] = _values.restore(self._values[name], saved)
+
+
+class ObjectState(State):
+    """A `State` under the name that scripts for Horovod use."""
+
+
+class ArrayState(State):
+    """A `State` of arrays, for loops in NumPy, CuPy and JAX."""
