@@ -1,0 +1,84 @@
+"""Ranks that are killed: those that are left go on, and train what they would have trained."""
+
+import os
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.environments import PYTHONS
+from tests.running import EVERYTHING, JOBS, SOON, Ended, run_job, run_ranks
+
+OPEN_MPI = [python for name, python in PYTHONS.items() if name in ("openmpi", "default")]
+DEATHS = int(os.environ.get("RINGDL_TEST_DEATHS", 10 if EVERYTHING else 1))
+"""How many jobs of each kind lose ranks at random moments."""
+
+pytestmark = pytest.mark.parametrize("python", OPEN_MPI)
+
+
+def run_elastic(
+    python: str, script: str, *arguments: str, folder: Path, ranks: int = 4, **environment: str
+) -> Ended:
+    command = [python, "-m", "ringdl", "run", "--elastic", "-n", str(ranks), str(JOBS / script)]
+    return run_job([*command, *arguments], folder, ELASTIC_FOLDER=str(folder), **environment)
+
+
+def digests(ended: Ended, ranks: int) -> set[str]:
+    """Of the parameters of those that are left, of which there are so many."""
+    assert ended.code == 0, ended.text
+    found = re.findall(rf"has ended with (\w+) on {ranks}\n", ended.output)
+    assert len(found) == ranks, ended.text
+    return set(found)
+
+
+def went_on(ended: Ended) -> None:
+    for seconds in re.findall(r"goes on .* after (\S+) s", ended.output):
+        assert float(seconds) < SOON, ended.text
+
+
+@pytest.mark.parametrize(
+    ("kills", "left"),
+    [
+        ("1:20:kill", 3),
+        ("0:20:raise", 3),
+        ("1:20:kill,2:20:kill", 2),
+        ("0:10:kill,3:15:raise,1:30:exit", 1),
+    ],
+)
+def test_the_others_go_on(python: str, kills: str, left: int, tmp_path: Path) -> None:
+    ended = run_elastic(python, "elastic.py", "40", kills, folder=tmp_path)
+    (digest,) = digests(ended, left)
+    went_on(ended)
+    by_hand = run_ranks(
+        python, left, "elastic.py", "40", "", str(tmp_path / f"{left}.npz"), folder=tmp_path
+    )
+    assert digests(by_hand, left) == {digest}
+
+
+@pytest.mark.parametrize("number", range(DEATHS))
+@pytest.mark.parametrize("deaths", [1, 2, 3])
+def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: Path) -> None:
+    """The second one within a second of the first: at once, or while the others recover."""
+    drawn = random.Random(f"{deaths} {number}")
+    first = drawn.uniform(0, 2)
+    moments = [first + (drawn.uniform(0, 1) if i else 0) for i in range(deaths)]
+    kills = ",".join(
+        f"{rank}:{moment}"
+        for rank, moment in zip(drawn.sample(range(4), deaths), moments, strict=True)
+    )
+    ended = run_elastic(python, "elastic_torch.py", "60", kills, folder=tmp_path)
+    left = 4 - deaths
+    (digest,) = digests(ended, left)
+    went_on(ended)
+    by_hand = run_ranks(
+        python, left, "elastic_torch.py", "60", "", str(tmp_path / f"{left}.pt"), folder=tmp_path
+    )
+    assert digests(by_hand, left) == {digest}, kills
+
+
+def test_without_run_the_job_ends(python: str, tmp_path: Path) -> None:
+    """A script that cannot go on ends as ever, whatever it was started with."""
+    ended = run_elastic(python, "endings.py", "kill", folder=tmp_path)
+    assert ended.code != 0, ended.text
+    assert "RankFailedError" in ended.errors, ended.text
