@@ -45,5 +45,15 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)
+        _sync(target.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """Have the name last, too, if the machine fails."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

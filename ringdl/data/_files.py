@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ringdl._errors import UsageError
+from ringdl._safetensors import Array, map_file
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Array: TypeAlias = "NDArray[Any]"
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
-
-_SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
-_SAFETENSORS |= {"I8": "|i1", "U8": "|u1", "BOOL": "|b1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 
 
 class Table:
@@ -159,37 +155,8 @@ def _column(paths: Paths, name: str) -> _Column:
 
 
 def _tensors(files: Sequence[Path]) -> dict[str, _Column]:
-    found = [_map_safetensors(file) for file in files]
+    found = [map_file(file)[0] for file in files]
     for file, its in zip(files, found, strict=True):
         if its.keys() != found[0].keys():
             raise UsageError(f"{file} has the tensors {sorted(its)}, {files[0]} {sorted(found[0])}")
     return {name: _Column([its[name] for its in found], files) for name in found[0]}
-
-
-def _map_safetensors(file: Path) -> dict[str, Array]:
-    """Views of a file's tensors: eight bytes say how long the header is, which is JSON."""
-    import numpy as np
-
-    data = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
-    begin = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else len(data) + 1
-    if begin > len(data):
-        raise UsageError(f"{file} is no safetensors file, or was cut")
-    header = json.loads(bytes(data[8:begin]))
-    tensors: dict[str, Array] = {}
-    for name, its in header.items():
-        if name == "__metadata__":
-            continue
-        if its["dtype"] == "BF16":
-            import ml_dtypes
-
-            dtype = np.dtype(ml_dtypes.bfloat16)
-        elif its["dtype"] in _SAFETENSORS:
-            dtype = np.dtype(_SAFETENSORS[its["dtype"]])
-        else:
-            raise UsageError(f"{file}: {name!r} is {its['dtype']}, which NumPy does not have")
-        first, last = its["data_offsets"]
-        part = data[begin + first : begin + last]
-        if len(part) != last - first:
-            raise UsageError(f"{file} is no safetensors file, or was cut")
-        tensors[name] = np.frombuffer(part, dtype).reshape(its["shape"])
-    return tensors

@@ -61,7 +61,7 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
             "ringdl.elastic.State, which can be committed and restored"
         )
     _recovery.outlive()
-    begins: Callable[[], None] = state.sync
+    begins = state._begin
     while True:
         has_ended = False
         try:
@@ -74,6 +74,7 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
                 raise
             _log.warning("rank %d: %s", get_communicator().rank, error)
         if _recovery.agree(has_ended):
+            state._finish()
             return result
         _recovery.go_on()
-        begins = state.go_back
+        begins = state._go_back

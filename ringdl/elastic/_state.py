@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 
 from ringdl._errors import UsageError
 from ringdl._startup import get_communicator
+from ringdl._training.files import on_rank_0
 from ringdl.elastic import _shards, _values
+from ringdl.elastic._checkpoints import Checkpoints
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class State:
             another host if there is one, so they survive a failure; then the whole is cut anew,
             earlier ranks take the remainder. They are ``state.own[name]``, to be read and assigned.
         copies: to how many ranks: so many may fail at once.
+        checkpoint: a folder, which all hosts see, for commits that outlive the job: when it is
+            started again, it begins with the newest. They are written by a thread meanwhile, and
+            hold numbers, texts, arrays, and lists and dictionaries of such. The last two stay.
+        checkpoint_every: so many commits; the same on all ranks.
         values: the values.
 
     Example:
@@ -67,12 +74,16 @@ class State:
     _callbacks: list[Callable[[], object]]
     _commits: list[_Commit]
     _copies: int
+    _number: int
+    _checkpoints: Checkpoints | None
 
     def __init__(
         self,
         *,
         own: Mapping[str, np.ndarray[Any, Any]] | None = None,
         copies: int = 1,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 100,
         **values: Any,
     ) -> None:
         taken = [name for name in values if name.startswith("_") or hasattr(State, name)]
@@ -84,6 +95,10 @@ class State:
         """The last two."""
         self.own = dict(own or {})
         self._copies = copies
+        self._number = 0  # of commits
+        self._checkpoints = (
+            None if checkpoint is None else Checkpoints(checkpoint, checkpoint_every)
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._values:
@@ -115,11 +130,13 @@ class State:
         """
         ranks = get_communicator()
         kept = _shards.keep(self.own, self._copies, ranks) if self.own else None
-        number = self._commits[-1].number + 1 if self._commits else 1
-        values = {name: _values.save(value) for name, value in self._values.items()}
+        self._number += 1
+        made = _Commit(self._number, self._copy(), kept, ranks.rank, ranks.size)
         # The one before stays: a rank may have failed before others have made this one.
-        last = self._commits[-1:]
-        self._commits = [*last, _Commit(number, values, kept, ranks.rank, ranks.size)]
+        self._commits = [*self._commits[-1:], made]
+        if self._checkpoints is not None:
+            own = {} if kept is None else kept.parts[ranks.rank]
+            self._checkpoints.offer(self._number, made.values, own, ranks)
 
     save = commit
 
@@ -130,28 +147,47 @@ class State:
         """Take the values of the last commit, on this rank alone. Parts of `own` as well."""
         if not self._commits:
             raise UsageError("restore() before the first commit(): there is nothing to go back to")
-        self._take(self._commits[-1])
         last = self._commits[-1]
+        self._take(last.values)
         if last.kept is not None:
             self.own = {name: part.copy() for name, part in last.kept.parts[last.rank].items()}
 
     def sync(self, root: int = 0) -> None:
         """Take the values of one rank, on all, and commit them. Collective."""
         ranks = get_communicator()
-        values = {name: _values.save(value) for name, value in self._values.items()}
-        number = self._commits[-1].number if self._commits else 0
-        number, values = ranks.broadcast_object((number, values), root, name="ringdl.elastic.sync")
+        offered = (self._number, self._copy())
+        self._number, values = ranks.broadcast_object(offered, root, name="ringdl.elastic.sync")
         if values.keys() != self._values.keys():
             raise UsageError(
                 f"rank {root} has a state of {sorted(values)}, this one of "
                 f"{sorted(self._values)}: name the same values on all ranks"
             )
-        for name, saved in values.items():
-            self._values[name] = _values.restore(self._values[name], saved)
+        self._take(values)
         self._commits = []
         self.commit()
 
-    def go_back(self) -> None:
+    def _begin(self) -> None:
+        """Take the newest checkpoint, if there is one, else the values of rank 0. Collective."""
+        if self._checkpoints is not None:
+            checkpoints, like = self._checkpoints, self._copy()
+            found = on_rank_0(
+                lambda: checkpoints.newest(like),
+                f"cannot read the checkpoints in {str(checkpoints.folder)!r}",
+                "ringdl.elastic.checkpoint",
+            )
+            if found is not None:
+                self._number, values, lengths = found
+                self._take(values)
+                if lengths:
+                    self.own = checkpoints.own_rows(self._number, lengths, get_communicator())
+        self.sync()
+
+    def _finish(self) -> None:
+        """Wait until the checkpoint that was begun is written, if one was."""
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
+
+    def _go_back(self) -> None:
         """After ranks have failed: take the last commit that all that are left have. Collective."""
         ranks = get_communicator()
         mine = [commit.number for commit in self._commits]
@@ -167,7 +203,8 @@ class State:
         else:
             self._commits = [each for each in self._commits if each.number == max(common)]
             (commit,) = self._commits
-            self._take(commit)
+            self._take(commit.values)
+            self._number = commit.number
             if commit.kept is not None:
                 former = ranks.allgather_object(commit.rank, name="ringdl.elastic.former")
                 self.own = _shards.cut_anew(commit.kept, former, commit.size, ranks)
@@ -175,8 +212,11 @@ class State:
         for callback in self._callbacks:
             callback()
 
-    def _take(self, commit: _Commit) -> None:
-        for name, saved in commit.values.items():
+    def _copy(self) -> dict[str, Any]:
+        return {name: _values.save(value) for name, value in self._values.items()}
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        for name, saved in values.items():
             self._values[name] = _values.restore(self._values[name], saved)
 
 

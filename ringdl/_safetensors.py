@@ -1,0 +1,92 @@
+"""Arrays in files that other programs read, too: https://github.com/huggingface/safetensors.
+
+Eight bytes say how long the header is, which is JSON; then come the arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+from ringdl._errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
+
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
+_DTYPES |= {"I8": "|i1", "U8": "|u1", "BOOL": "|b1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_METADATA = "__metadata__"
+
+
+def map_file(file: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    """Views of a file's arrays, which cannot be written to, and what its writer has noted.
+
+    Raises:
+        UsageError: it is no such file, was cut, or has a dtype that NumPy lacks.
+    """
+    import numpy as np
+
+    data = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
+    begin = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else len(data) + 1
+    if begin > len(data):
+        raise UsageError(f"{file} is no safetensors file, or was cut")
+    try:
+        header = json.loads(bytes(data[8:begin]))
+        metadata = header.pop(_METADATA, {})
+        return {
+            name: _view(file, name, its, data[begin:]) for name, its in header.items()
+        }, metadata
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{file} is no safetensors file, or was cut") from None
+
+
+def _view(file: Path, name: str, its: Any, data: Array) -> Array:
+    import numpy as np
+
+    if its["dtype"] == "BF16":
+        import ml_dtypes
+
+        dtype = np.dtype(ml_dtypes.bfloat16)
+    elif its["dtype"] in _DTYPES:
+        dtype = np.dtype(_DTYPES[its["dtype"]])
+    else:
+        raise UsageError(f"{file}: {name!r} is {its['dtype']}, which NumPy does not have")
+    first, last = its["data_offsets"]
+    part = data[first:last]
+    if len(part) != last - first:
+        raise UsageError(f"{file} is no safetensors file, or was cut")
+    return np.frombuffer(part, dtype).reshape(its["shape"])
+
+
+def write(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Write arrays, of dtypes that such files have.
+
+    Raises:
+        UsageError: a dtype that they do not have.
+    """
+    import numpy as np
+
+    header: dict[str, Any] = {_METADATA: dict(metadata)}
+    end = 0
+    for name, array in arrays.items():
+        dtype = _NAMES.get(array.dtype.newbyteorder("<").str)
+        if array.dtype.name == "bfloat16":
+            dtype = "BF16"
+        if dtype is None:
+            raise UsageError(f"{name!r} is {array.dtype}, which safetensors files cannot hold")
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (begin, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        is_little = array.dtype.str[0] != ">"
+        ordered = array if is_little else array.astype(array.dtype.newbyteorder("<"))
+        file.write(np.ascontiguousarray(ordered).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,136 @@
+"""Values as arrays and a description in JSON, and back: what a checkpoint holds, without pickle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringdl._errors import UsageError
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def encode(value: Any, name: str, arrays: Arrays) -> Any:
+    """Describe a value for JSON.
+
+    Args:
+        value: numbers, texts, arrays of NumPy, PyTorch and JAX, lists, tuples and dictionaries of
+            such, and JAX's trees.
+        name: what its arrays are called by.
+        arrays: get what it has of them.
+
+    Raises:
+        UsageError: something else, which only pickle could write.
+    """
+    if isinstance(value, _PLAIN):
+        return {"plain": value}
+    kind = _kind_of(value)
+    if kind is not None:
+        arrays[name] = _to_numpy(value, kind)
+        return {kind: name}
+    if isinstance(value, Mapping):
+        pairs = [
+            [encode(key, "", {}), encode(each, f"{name}.{key}", arrays)]
+            for key, each in value.items()
+        ]
+        return {"dict": pairs}
+    if type(value) in (list, tuple):
+        parts = [encode(each, f"{name}.{index}", arrays) for index, each in enumerate(value)]
+        return {type(value).__name__: parts}
+    leaves = _leaves_of(value)
+    if leaves is not None:
+        return {"tree": [encode(leaf, f"{name}.{i}", arrays) for i, leaf in enumerate(leaves)]}
+    if callable(value):
+        return {"same": None}
+    raise UsageError(
+        f"{name!r} is a {type(value).__name__}, which a checkpoint cannot hold: keep numbers, "
+        "texts, arrays, and lists and dictionaries of these, or give it state_dict() and "
+        "load_state_dict()"
+    )
+
+
+def decode(described: Any, like: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    """The value that `encode` has described.
+
+    Args:
+        described: by it.
+        like: a value of the same structure, for trees of JAX, whose classes are not in the file.
+        arrays: of the file.
+    """
+    ((kind, its),) = described.items()
+    if kind == "plain":
+        return its
+    if kind == "dict":
+        named = like if isinstance(like, Mapping) else {}
+        keys = [decode(key, None, {}) for key, _ in its]
+        return {
+            key: decode(each, named.get(key), arrays)
+            for key, (_, each) in zip(keys, its, strict=True)
+        }
+    if kind in ("list", "tuple"):
+        is_alike = isinstance(like, (list, tuple)) and len(like) == len(its)
+        likes = like if is_alike else [None] * len(its)
+        parts = [decode(each, one, arrays) for each, one in zip(its, likes, strict=True)]
+        return parts if kind == "list" else tuple(parts)
+    if kind == "tree":
+        import jax
+
+        leaves, structure = jax.tree.flatten(like)
+        decoded = [decode(each, leaf, arrays) for each, leaf in zip(its, leaves, strict=True)]
+        return jax.tree.unflatten(structure, decoded)
+    if kind == "same":
+        return like
+    return _from_numpy(arrays[its], kind)
+
+
+def _kind_of(value: Any) -> str | None:
+    """Whose array it is; None if it is none."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return "numpy"
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "torch"
+    if jax is not None and isinstance(value, jax.Array):
+        return "jax"
+    return None
+
+
+def _to_numpy(value: Any, kind: str) -> np.ndarray[Any, Any]:
+    if kind != "torch":
+        return np.asarray(value)
+    tensor = value.detach().cpu().contiguous()
+    if str(tensor.dtype) == "torch.bfloat16":
+        import ml_dtypes
+        import torch
+
+        return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())
+
+
+def _from_numpy(array: np.ndarray[Any, Any], kind: str) -> Any:
+    own = np.array(array)
+    if kind == "numpy":
+        return own
+    if kind == "torch":
+        import torch
+
+        if own.dtype.name == "bfloat16":
+            return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(own)
+    import jax.numpy as jnp
+
+    return jnp.asarray(own)
+
+
+def _leaves_of(value: Any) -> list[Any] | None:
+    """Of a tree of JAX's; None if it is none."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return None
+    leaves: list[Any] = jax.tree.leaves(value)
+    return None if len(leaves) == 1 and leaves[0] is value else leaves
