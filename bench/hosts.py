@@ -313,7 +313,9 @@ def by_hand(layout: Sequence[int], agent: Path, command: Sequence[str]) -> str:
     )
 
 
-def run(layout: Sequence[int], python: str | None, program: Sequence[str]) -> int:
+def run(
+    layout: Sequence[int], python: str | None, program: Sequence[str], elastic: bool = False
+) -> int:
     """Run a script with `layout` ranks per host; mpirun's exit code, or, without MPI, 1 for any.
 
     mpirun runs on host 0. If this is interrupted, by Ctrl-C or SIGTERM, the whole job ends.
@@ -322,6 +324,7 @@ def run(layout: Sequence[int], python: str | None, program: Sequence[str]) -> in
         layout: ranks per host.
         python: the Python whose mpi4py loads the wanted MPI; None: no MPI.
         program: the script, or -m and a module, and its arguments.
+        elastic: whether ranks go on when one fails.
 
     Raises:
         HostsError: there are not enough hosts, or no MPI.
@@ -334,6 +337,8 @@ def run(layout: Sequence[int], python: str | None, program: Sequence[str]) -> in
         try:
             library = _mpirun.find_library(python)
             mpirun = _mpirun.find_mpirun(library)
+            if elastic:
+                _mpirun.refuse_inelastic(library)
         except _mpirun.LaunchError as error:
             raise HostsError(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="ringdl-hosts-") as folder:
@@ -352,6 +357,7 @@ def run(layout: Sequence[int], python: str | None, program: Sequence[str]) -> in
                 environ=os.environ,
                 options=launcher_options(library, layout, agent),
                 is_root=True,
+                elastic=elastic,
             )
             print("hosts:", shlex.join(mpi_command), file=sys.stderr, flush=True)
             command = [str(agent), HOST.format(0), shlex.join(mpi_command)]
@@ -388,6 +394,7 @@ def main(arguments: Sequence[str]) -> int:
         "--mpi",
         help="openmpi, mpich or intel, as make installs them, a Python (default: this), or none",
     )
+    start.add_argument("--elastic", action="store_true", help="ranks go on when one fails")
     start.add_argument("program", nargs="+", help="-- script.py or -m module, and its arguments")
     for name, text in (("cut", "cut a host's link"), ("join", "mend it")):
         commands.add_parser(name, help=text).add_argument("host", type=int, metavar="HOST")
@@ -402,7 +409,7 @@ def main(arguments: Sequence[str]) -> int:
             down()
         elif chosen.command == "run":
             python = None if chosen.mpi == "none" else interpreter(chosen.mpi)
-            return run(_layout_of(chosen), python, chosen.program)
+            return run(_layout_of(chosen), python, chosen.program, chosen.elastic)
         else:
             set_link(chosen.host, {"cut": "down", "join": "up"}[chosen.command])
     except HostsError as error:

@@ -320,7 +320,6 @@ def over_mpi(
     errors_return: int,
     any_source: int,
     max_tag: int,
-    failures: tuple[int, int, int],
     threads: bool,
 ) -> Communicator: ...
 def plan_buckets(

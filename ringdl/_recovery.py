@@ -1,12 +1,14 @@
 """The next epoch without ranks that have failed, where MPI can go on without them.
 
-The communicator of the ranks that are left is shrunk out of the one before, and the engine's own is
-revoked, so that all of them notice: see `_ulfm`.
+The engine's connections are closed, so that all notice, and the communicator of the ranks that are
+left is shrunk out of the one before: see `_ulfm`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ringdl import _engine, _startup
@@ -15,36 +17,51 @@ from ringdl._errors import Error, StallError, UsageError
 from ringdl._launch import detect
 from ringdl._settings import read_settings
 
+_HAS_ENDED, _RAISES = 1, 2
+
 
 def can_go_on() -> bool:
     """Whether the ranks of `init` can go on without one that fails."""
-    if _startup.get_communicator()._shared.mpi is None:
-        return False
-    from ringdl import _ulfm
-
-    return _ulfm.is_there()
+    return _startup.get_communicator()._shared.connections is not None
 
 
-def outlive() -> None:
-    """From now on a rank that ends by an exception does not take the job with it."""
-    if can_go_on():
-        from ringdl import _mpi
+@contextmanager
+def outliving() -> Iterator[None]:
+    """Meanwhile a rank that ends by an error ends alone, unless all do: then the job has failed.
 
-        _mpi.outlive()
+    The others notice, and agree with it, before it ends.
+    """
+    if not can_go_on():
+        yield
+        return
+    from ringdl import _mpi
+
+    _mpi.may_shrink = True
+    try:
+        yield
+    except BaseException as error:
+        _startup.get_communicator()._shared.engine.abandon()  # all others notice
+        if _agree(_RAISES) & _RAISES == 0:
+            _mpi.end_alone(error)
+        raise
 
 
-def agree(is_well: bool) -> bool:
-    """Whether this is so on all ranks that are left. Collective over them.
+def agree(has_ended: bool) -> bool:
+    """Whether all ranks that are left have ended. Collective over them.
 
     All get the same answer, whoever fails meanwhile. So a rank that has passed the last collective
     and one for which it has failed do the same next.
     """
     if not can_go_on():
-        return is_well
+        return has_ended
+    return _agree(_HAS_ENDED if has_ended else 0) & _HAS_ENDED != 0
+
+
+def _agree(flags: int) -> int:
     from ringdl import _mpi, _ulfm
 
     with _mpi.starting(detect(os.environ), read_settings(os.environ)):
-        return _ulfm.agree(_startup.get_communicator()._shared.mpi, is_well)
+        return _ulfm.agree(_startup.get_communicator()._shared.mpi, flags)
 
 
 def go_on() -> Communicator:
@@ -60,23 +77,22 @@ def go_on() -> Communicator:
 
     shared = _startup.get_communicator()._shared
     launcher, settings = detect(os.environ), read_settings(os.environ)
-    mpi = _mpi.load_mpi(launcher)
     tuning, place, present = shared.tuning, shared.place, shared.mpi
+    connections = shared.connections
     assert place is not None
+    assert connections is not None
     _engine.set_default(None, None)
     shared.engine.abandon()
     while True:
         with _mpi.starting(launcher, settings):
             left = present.Shrink()
-        _mpi.has_shrunk = True
         place = place.of(_mpi.translate_ranks(left, present), present.Get_rank())
         present = left
         engine: Any = None
         try:
-            with _mpi.starting(launcher, settings):
-                engine = _mpi.open_engine(mpi, left)
+            engine = connections.connect(left, settings.timeout)
             shared.renew(engine, settings, place.numbers, left, shared.vendor)
-            shared.place = place
+            shared.place, shared.connections = place, connections
             communicator = _startup.set_up(shared, place, settings, tuning)
         except (UsageError, StallError):
             raise

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ringdl import _engine
     from ringdl._engine import Algorithm
     from ringdl._mpi import Hosts
+    from ringdl._ulfm import Connections
 
 
 class Bound(Protocol):
@@ -39,6 +40,7 @@ class Shared:
         vendor: of the MPI library.
         mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
         place: where this rank is among the hosts; None if there is no MPI.
+        connections: by which ranks go on without those that fail; None if they cannot.
         timeout: seconds of a wait that names none.
         checks_replicas: whether wrapped optimizers compare the parameters of all ranks.
         jax_memory: whether arrays of JAX are born where ranks share memory.
@@ -76,6 +78,7 @@ class Shared:
         self.vendor = vendor
         self.mpi = mpi
         self.place: Hosts | None = None
+        self.connections: Connections | None = None
         self.timeout = settings.timeout
         self.checks_replicas = settings.check_replicas
         self.jax_memory = settings.jax_memory

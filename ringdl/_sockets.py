@@ -7,14 +7,16 @@ calls, and gets its own back; without the secret, the connection is closed.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hmac
+import ipaddress
 import os
 import resource
 import selectors
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringdl._errors import Error, StallError, UsageError
@@ -33,6 +35,9 @@ _SPARE_FILES = 512
 
 _NOWHERE = "192.0.2.1"
 """An address that is nobody's (RFC 5737). Nothing is sent there."""
+
+_SIOCGIFADDR = 0x8915
+"""Linux's request for an interface's address (netdevice(7))."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,42 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
+def networks(wanted: Sequence[str] = ()) -> list[str]:
+    """This host's IPv4 addresses that others may reach: on the way out first, then by interface.
+
+    Args:
+        wanted: names of interfaces, or networks as 10.1.0.0/16: only those, if there are any.
+    """
+    found = {way: ""} if (way := _way_to(_NOWHERE, 9)) else {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, interface in socket.if_nameindex():
+            request = struct.pack("256s", interface.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            except OSError:  # it has none
+                continue
+            found[socket.inet_ntoa(answer[20:24])] = interface
+    others = [address for address in found if not _is_loopback(address)]
+    chosen = [address for address in others if _is_in(address, found[address], wanted)]
+    return chosen or others
+
+
+def _is_in(address: str, interface: str, wanted: Sequence[str]) -> bool:
+    networks = [ipaddress.ip_network(each, strict=False) for each in wanted if "/" in each]
+    return interface in wanted or any(ipaddress.ip_address(address) in each for each in networks)
+
+
+def way_to(addresses: Sequence[str]) -> str | None:
+    """This host's address on the way to the first of another one's that it has a way to."""
+    return next((way for address in addresses if (way := _way_to(address, 9))), None)
+
+
 def connect(
-    rank: int, endpoints: Sequence[Endpoint], listener: socket.socket, timeout: float
+    rank: int,
+    endpoints: Sequence[Endpoint],
+    listener: socket.socket,
+    timeout: float,
+    check: Callable[[], object] = lambda: None,
 ) -> list[int]:
     """Connect this rank with all others. Collective.
 
@@ -107,6 +146,7 @@ def connect(
         endpoints: of all ranks, by rank.
         listener: this rank's; closed in any case.
         timeout: in seconds.
+        check: called now and then while others are waited for; may raise.
 
     Returns:
         A connected socket to each rank, by rank; -1 for this one. They belong to the caller.
@@ -122,9 +162,9 @@ def connect(
         with listener:
             for other in range(rank):
                 sockets[other] = _call(rank, other, endpoints[other], deadline)
-            _answer(rank, endpoints, listener, sockets, deadline)
+            _answer(rank, endpoints, listener, sockets, deadline, check)
         for other in range(rank):
-            _hear(rank, other, endpoints, sockets[other], deadline)
+            _hear(rank, other, endpoints, sockets[other], deadline, check)
         for each in sockets.values():
             each.setblocking(False)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -166,14 +206,25 @@ def _call(rank: int, other: int, endpoint: Endpoint, deadline: float) -> socket.
 
 
 def _hear(
-    rank: int, other: int, endpoints: Sequence[Endpoint], called: socket.socket, deadline: float
+    rank: int,
+    other: int,
+    endpoints: Sequence[Endpoint],
+    called: socket.socket,
+    deadline: float,
+    check: Callable[[], object],
 ) -> None:
     """Take the answer of a rank that was called."""
     answer = b""
     try:
         while len(answer) < SECRET_BYTES:
-            called.settimeout(_rest(deadline))
-            more = called.recv(SECRET_BYTES - len(answer))
+            check()
+            called.settimeout(min(0.1, _rest(deadline)))
+            try:
+                more = called.recv(SECRET_BYTES - len(answer))
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
+                continue
             if not more:
                 raise ConnectionResetError("it has hung up")
             answer += more
@@ -192,6 +243,7 @@ def _answer(
     listener: socket.socket,
     sockets: dict[int, socket.socket],
     deadline: float,
+    check: Callable[[], object],
 ) -> None:
     """Accept the calls of all ranks above this one. Strangers keep nobody waiting."""
     missing = set(range(rank + 1, len(endpoints)))
@@ -201,6 +253,7 @@ def _answer(
         callers: dict[socket.socket, bytes] = {}
         try:
             while missing:
+                check()
                 if time.monotonic() > deadline:
                     raise StallError(
                         f"rank {rank} was not called by the ranks {sorted(missing)} in time; look "

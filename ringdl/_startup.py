@@ -130,7 +130,7 @@ def _mpi_has_ranks() -> bool:
 def _init_over_mpi(
     launcher: Launcher | None, comm: Any, settings: Settings, tuning: Tuning | str | None
 ) -> Communicator:
-    from ringdl import _mpi, _mpirun
+    from ringdl import _mpi, _mpirun, _ulfm
 
     if comm is not None and not hasattr(comm, "Get_group"):
         raise UsageError(f"init({comm!r}): pass an mpi4py communicator, or nothing for all ranks")
@@ -138,11 +138,15 @@ def _init_over_mpi(
         mpi = _mpi.load_mpi(launcher)
         comm = mpi.COMM_WORLD if comm is None else comm
         hosts = _mpi.find_hosts(mpi, comm)
-        engine = _mpi.open_engine(mpi, comm)
-    vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
+        connections = _ulfm.Connections(comm, hosts.numbers) if _ulfm.is_there() else None
+        if connections is None:
+            vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
+            engine = _mpi.open_engine(mpi, comm)
+        else:
+            vendor, engine = "TCP", connections.connect(comm, settings.timeout)
     shared = _shared_again()
     shared.renew(engine, settings, hosts.numbers, comm, vendor)
-    shared.place = hosts
+    shared.place, shared.connections = hosts, connections
     communicator = set_up(shared, hosts, settings, tuning)
     if communicator.size > 1 and not _hooked:
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
@@ -334,8 +338,7 @@ def _shutdown_at_exit() -> None:
     try:
         shutdown()
     except RankFailedError:
-        if _mpi.outlives:  # all has been done; see `ringdl.elastic.run`
-            _mpi.has_shrunk = True
+        if _mpi.may_shrink:  # all has been done; see `ringdl.elastic.run`
             return
         sys.excepthook(
             *sys.exc_info()

@@ -3,12 +3,23 @@
 See Bland, Bouteilla, Herault, Bosilca and Dongarra, Post-failure recovery of MPI communication
 capability (2013). Open MPI 5 has it, under ``mpirun --with-ft ulfm``. MPICH has the functions, and
 aborts where a rank has failed.
+
+MPI says who is left, by agreements that no failure disturbs. The engine's messages go through
+sockets (`Connections`): up to 5.0.11 Open MPI ends a process, one of whose sends fails, with "Send
+error after request freed" (https://github.com/open-mpi/ompi/pull/13494).
 """
 
 from __future__ import annotations
 
+import hmac
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+from ringdl import _engine, _sockets
+from ringdl._errors import Error
+from ringdl._sockets import SECRET_BYTES, Endpoint
 
 _ASKED_FOR = "OMPI_MCA_mpi_ft_enable"
 """What mpirun tells its ranks by."""
@@ -23,12 +34,73 @@ def is_there() -> bool:
     return is_open_mpi and is_asked_for and MPI.ERR_PROC_FAILED != MPI.ERR_UNKNOWN
 
 
-def agree(comm: Any, is_well: bool) -> bool:
-    """Whether this is so on all ranks that are left: the same answer on each. Collective."""
+def agree(comm: Any, flags: int) -> int:
+    """Those flags that all ranks that are left have: the same on each. Collective over them."""
     from mpi4py import MPI
 
-    try:
-        comm.Ack_failed()
-        return bool(comm.Agree(int(is_well)))
-    except MPI.Exception:  # one has failed since, as all see
-        return False
+    while True:
+        try:
+            comm.Ack_failed()
+            return int(comm.Agree(flags))
+        except (
+            MPI.Exception
+        ):  # a rank has failed that not all knew of, as all see: so all repeat it
+            continue
+
+
+class Connections:
+    """Where the ranks of a job listen, from its start to its end. Collective.
+
+    Args:
+        comm: the mpi4py communicator of all ranks.
+        hosts: the number of each rank's host.
+    """
+
+    def __init__(self, comm: Any, hosts: Sequence[int]) -> None:
+        if len(set(hosts)) == 1:
+            address = "127.0.0.1"
+        else:
+            told = os.environ.get("OMPI_MCA_btl_tcp_if_include", "").split(",")  # noqa: SIM112
+            addresses = comm.bcast(_sockets.networks(told), root=0)
+            address = addresses[0] if comm.Get_rank() == 0 else _sockets.way_to(addresses) or ""
+        self._comm = comm
+        self._listener, own = _sockets.listen(address)
+        self._endpoints: list[Endpoint] = comm.allgather(own)
+        self._rounds = 0
+
+    def connect(self, comm: Any, timeout: float) -> _engine.Communicator:
+        """The engine of some of these ranks. Collective over them.
+
+        Args:
+            comm: their mpi4py communicator.
+            timeout: in seconds.
+
+        Raises:
+            Error: one of them has failed.
+            StallError: they have not all called in time.
+        """
+        from ringdl._mpi import translate_ranks
+
+        def check() -> None:
+            from mpi4py import MPI
+
+            try:
+                comm.Iprobe()
+            except MPI.Exception as error:
+                raise Error(f"a rank has failed meanwhile ({error})") from None
+
+        self._rounds += (
+            1  # calls of an earlier round, which may be on their way, know other secrets
+        )
+        endpoints = [
+            _for_round(self._endpoints[rank], self._rounds)
+            for rank in translate_ranks(comm, self._comm)
+        ]
+        rank = comm.Get_rank()
+        sockets = _sockets.connect(rank, endpoints, self._listener.dup(), timeout, check)
+        return _engine.over_sockets(rank, sockets)
+
+
+def _for_round(endpoint: Endpoint, number: int) -> Endpoint:
+    secret = hmac.digest(endpoint.secret, str(number).encode(), "sha256")[:SECRET_BYTES]
+    return replace(endpoint, secret=secret)

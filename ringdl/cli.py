@@ -25,8 +25,8 @@ examples:
 """
 
 _RUN_USAGE = (
-    "python -m ringdl run -n N [--mpirun PATH] [--elastic] [--dry-run] [mpirun options --]"
-    " (script.py | -m module) [arguments]"
+    "python -m ringdl run -n N [--mpirun PATH] [--elastic] [--restarts N] [--dry-run]"
+    " [mpirun options --] (script.py | -m module) [arguments]"
 )
 
 
@@ -96,11 +96,11 @@ def _take_own(words: list[str]) -> tuple[list[str], list[str]]:
     own: list[str] = []
     while words:
         word = words[0]
-        if word in ("-n", "-np", "--np", "--mpirun"):
-            own += ["--mpirun" if word == "--mpirun" else "-n", *words[1:2]]
+        if word in ("-n", "-np", "--np", "--mpirun", "--restarts"):
+            own += ["-n" if word in ("-np", "--np") else word, *words[1:2]]
             words = words[2:]
         elif word in ("--dry-run", "--elastic", "-h", "--help") or re.fullmatch(
-            r"(-n|--np=)\d+|--mpirun=.+", word
+            r"(-n|--np=)\d+|--mpirun=.+|--restarts=\d+", word
         ):
             own.append(word.replace("--np=", "-n"))
             words = words[1:]
@@ -123,6 +123,13 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--mpirun", metavar="PATH", help="use this mpirun; it must match")
     parser.add_argument(
         "--elastic", action="store_true", help="ranks go on when one fails (ringdl.elastic)"
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start a job that fails again, so many times at most",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     chosen = parser.parse_args(own)
@@ -152,7 +159,7 @@ def _run(arguments: list[str]) -> int:
         elastic=chosen.elastic,
     )
     print("ringdl:", shlex.join(command), file=sys.stderr, flush=True)
-    return 0 if chosen.dry_run else execute(library, command)
+    return 0 if chosen.dry_run else execute(library, command, chosen.restarts)
 
 
 def _check_program(program: list[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS
-from tests.running import EVERYTHING, JOBS, SOON, Ended, run_job, run_ranks
+from tests.running import EVERYTHING, JOBS, SOON, TIMEOUT, Ended, run_job, run_ranks
 
 OPEN_MPI = [python for name, python in PYTHONS.items() if name in ("openmpi", "default")]
 DEATHS = int(os.environ.get("RINGDL_TEST_DEATHS", 10 if EVERYTHING else 1))
@@ -21,7 +21,8 @@ def run_elastic(
     python: str, script: str, *arguments: str, folder: Path, ranks: int = 4, **environment: str
 ) -> Ended:
     command = [python, "-m", "ringdl", "run", "--elastic", "-n", str(ranks), str(JOBS / script)]
-    return run_job([*command, *arguments], folder, ELASTIC_FOLDER=str(folder), **environment)
+    settings = {"ELASTIC_FOLDER": str(folder)} | environment
+    return run_job([*command, *arguments], folder, timeout=2 * TIMEOUT, **settings)
 
 
 def digests(ended: Ended, ranks: int) -> set[str]:

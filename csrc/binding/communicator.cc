@@ -403,16 +403,14 @@ void bind_communicator(nb::module_& module) {
   module.def(
       "over_mpi",
       [](const std::string& module_path, bool open_mpi, uint64_t comm, uint64_t byte,
-         uint64_t errors_return, int any_source, int max_tag, const std::array<int, 3>& failures,
-         bool threads) {
+         uint64_t errors_return, int any_source, int max_tag, bool threads) {
         const nb::gil_scoped_release release;
-        const MpiLibrary library{module_path, open_mpi, comm,        byte,        errors_return,
-                                 any_source,  max_tag,  failures[0], failures[1], failures[2]};
-        return make_communicator(make_mpi_transport(library), threads);
+        return make_communicator(make_mpi_transport({module_path, open_mpi, comm, byte,
+                                                     errors_return, any_source, max_tag}),
+                                 threads);
       },
       nb::arg("module_path"), nb::arg("open_mpi"), nb::arg("comm"), nb::arg("byte"),
-      nb::arg("errors_return"), nb::arg("any_source"), nb::arg("max_tag"), nb::arg("failures"),
-      nb::arg("threads"));
+      nb::arg("errors_return"), nb::arg("any_source"), nb::arg("max_tag"), nb::arg("threads"));
 }
 
 }  // namespace ringdl::binding

@@ -63,7 +63,6 @@ void Driver::abandon() {
   if (closed_.load() || in_forked_child()) return;
   stop_thread();
   const Lock lock(mutex_);
-  engine_.parts().transport->revoke();
   engine_.close();
   closed_.store(true);
 }

@@ -208,9 +208,8 @@ class Driver {
   /// @throws UsageError  after shutdown()
   void refuse_shut_down() const;
 
-  /// Ends at once, without the others, which lose this rank where the transport tells them: works
-  /// in flight are given up, and their buffers no longer touched. Idempotent; does nothing in a
-  /// forked child.
+  /// Ends at once, without the others: works in flight are given up, and their buffers no longer
+  /// touched. Idempotent; does nothing in a forked child.
   void abandon();
 
   /// Ids of works that have ended and whose messages have left since the last call: their buffers

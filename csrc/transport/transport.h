@@ -81,11 +81,6 @@ class Transport {
   /// Messages may have been sent that nobody will receive: makes sure that no later transport
   /// receives them.
   virtual void expect_stray_messages() {}
-
-  /// Ends all messages, of all ranks: each loses all others. For ranks that go on without one that
-  /// has failed, over another transport. Does nothing where others see by themselves that this one
-  /// has gone, or where the layer below cannot.
-  virtual void revoke() {}
 };
 
 }  // namespace ringdl

@@ -60,21 +60,21 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
             f"ringdl.elastic.run: the state is a {type(state).__name__}; make a "
             "ringdl.elastic.State, which can be committed and restored"
         )
-    _recovery.outlive()
     begins = state._begin
-    while True:
-        has_ended = False
-        try:
-            begins()
-            result = train(state, *args, **kwargs)
-            get_communicator().barrier(name="ringdl.elastic.end")
-            has_ended = True
-        except RankFailedError as error:
-            if not _recovery.can_go_on():
-                raise
-            _log.warning("rank %d: %s", get_communicator().rank, error)
-        if _recovery.agree(has_ended):
-            state._finish()
-            return result
-        _recovery.go_on()
-        begins = state._go_back
+    with _recovery.outliving():
+        while True:
+            has_ended = False
+            try:
+                begins()
+                result = train(state, *args, **kwargs)
+                get_communicator().barrier(name="ringdl.elastic.end")
+                has_ended = True
+            except RankFailedError as error:
+                if not _recovery.can_go_on():
+                    raise
+                _log.warning("rank %d: %s", get_communicator().rank, error)
+            if _recovery.agree(has_ended):
+                state._finish()
+                return result
+            _recovery.go_on()
+            begins = state._go_back

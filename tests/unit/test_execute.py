@@ -105,3 +105,29 @@ def test_a_reliable_mpirun_takes_the_place_of_its_caller(
 ) -> None:
     with executed(tmp_path, version, LEAVE, vendor=vendor) as (process, mpirun):
         assert mpirun == process.pid
+
+
+RESTARTED = """
+import sys
+from pathlib import Path
+from ringdl._execute import execute
+from ringdl._mpirun import Library
+library = Library("Open MPI", "5.0.11", Path("libmpi.so"), "4.1.2")
+sys.exit(execute(library, [sys.executable, "-c", *sys.argv[2:]], int(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize(("restarts", "code", "runs"), [(0, 7, 1), (1, 7, 2), (3, 0, 3)])
+def test_a_job_that_fails_is_started_again(
+    tmp_path: Path, restarts: int, code: int, runs: int
+) -> None:
+    """This one succeeds when it runs for the third time."""
+    program = (
+        "import sys; file = open(sys.argv[1], 'a+'); file.write('x'); file.seek(0); "
+        "sys.exit(0 if file.read() == 'xxx' else 7)"
+    )
+    count = tmp_path / "runs"
+    job = [sys.executable, "-c", RESTARTED, str(restarts), program, str(count)]
+    ended = subprocess.run(job, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, len(count.read_text())) == (code, runs), ended.stderr
+    assert ended.stderr.count("ended with 7; it is started again") == runs - 1

@@ -282,12 +282,32 @@ def test_run_becomes_mpirun(
     became: list[list[str]] = []
     monkeypatch.setattr(_mpirun, "find_library", lambda: MPICH)
     monkeypatch.setattr(_mpirun, "find_mpirun", lambda library, chosen: Path("/opt/bin/mpirun"))
-    monkeypatch.setattr(cli, "execute", lambda library, command: became.append(command))
+    allowed: list[int] = []
+
+    def become(_: Library, command: list[str], restarts: int) -> None:
+        became.append(command)
+        allowed.append(restarts)
+
+    monkeypatch.setattr(cli, "execute", become)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    cli.main(["run", "-n", "999", str(script), "--lr", "0.1"])
+    cli.main(["run", "-n", "999", "--restarts=2", str(script), "--lr", "0.1"])
     expected = ["/opt/bin/mpirun", "-n", "999", sys.executable, str(script), "--lr", "0.1"]
     assert became == [expected]
+    assert allowed == [2]
     assert capsys.readouterr().err.endswith(f"{sys.executable} '{script}' --lr 0.1\n")
+
+
+def test_elastic_is_for_open_mpi_5() -> None:
+    newer = Library(_mpirun.OPEN_MPI, "5.0.11", Path("/opt/lib/libmpi.so.40"), "4.1.2")
+
+    def compose_elastic(library: Library) -> list[str]:
+        where = Path("/opt/bin/mpirun")
+        return compose(library, where, 2, ["x"], cores=EIGHT, environ={}, elastic=True)
+
+    assert compose_elastic(newer)[1:3] == ["--with-ft", "ulfm"]
+    for library in (MPICH, OPEN_MPI):
+        with pytest.raises(LaunchError, match=r"--elastic needs Open MPI 5 or newer"):
+            compose_elastic(library)
 
 
 def test_real_ranks_find_each_other(mpi_python: str, tmp_path: Path) -> None:

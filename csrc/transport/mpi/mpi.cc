@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <deque>
-#include <numeric>
-#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -17,27 +15,18 @@ namespace ringdl {
 namespace {
 
 template <class Function>
-bool finds(void* module, const char* name, Function& function) {
-  function = std::bit_cast<Function>(dlsym(module, name));
-  return function != nullptr;
-}
-
-template <class Function>
 void look_up(void* module, const char* name, Function& function) {
-  if (!finds(module, name, function)) {
+  function = std::bit_cast<Function>(dlsym(module, name));
+  if (function == nullptr) {
     throw Error(std::string("the MPI library has no function ") + name +
                 "; ringdl needs an MPI of version 3 or later");
   }
 }
 
-void* open_module(const std::string& path) {
-  void* module = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
-  if (module == nullptr) throw Error("mpi4py's module is not loaded: " + path);
-  return module;
-}
-
 template <class Abi>
-mpi::Functions<Abi> load_functions(void* module) {
+mpi::Functions<Abi> load_functions(const std::string& module_path) {
+  void* module = dlopen(module_path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  if (module == nullptr) throw Error("mpi4py's module is not loaded: " + module_path);
   mpi::Functions<Abi> mpi;
   look_up(module, "MPI_Isend", mpi.Isend);
   look_up(module, "MPI_Irecv", mpi.Irecv);
@@ -51,23 +40,8 @@ mpi::Functions<Abi> load_functions(void* module) {
   look_up(module, "MPI_Comm_rank", mpi.Comm_rank);
   look_up(module, "MPI_Comm_size", mpi.Comm_size);
   look_up(module, "MPI_Comm_set_errhandler", mpi.Comm_set_errhandler);
-  look_up(module, "MPI_Error_class", mpi.Error_class);
   look_up(module, "MPI_Error_string", mpi.Error_string);
   look_up(module, "MPI_Finalized", mpi.Finalized);
-  look_up(module, "MPI_Comm_group", mpi.Comm_group);
-  look_up(module, "MPI_Group_size", mpi.Group_size);
-  look_up(module, "MPI_Group_translate_ranks", mpi.Group_translate_ranks);
-  look_up(module, "MPI_Group_free", mpi.Group_free);
-  return mpi;
-}
-
-template <class Abi>
-std::optional<mpi::FaultTolerance<Abi>> load_fault_tolerance(void* module) {
-  mpi::FaultTolerance<Abi> mpi;
-  const bool has_all = finds(module, "MPIX_Comm_revoke", mpi.Comm_revoke) &&
-                       finds(module, "MPIX_Comm_failure_ack", mpi.Comm_failure_ack) &&
-                       finds(module, "MPIX_Comm_failure_get_acked", mpi.Comm_failure_get_acked);
-  if (!has_all) return {};
   return mpi;
 }
 
@@ -78,10 +52,10 @@ class MpiTransport final : public Transport {
 
  public:
   explicit MpiTransport(const MpiLibrary& library)
-      : mpi_(load_functions<Abi>(open_module(library.module_path))),
-        fault_tolerance_(load_fault_tolerance<Abi>(open_module(library.module_path))),
-        library_(library),
-        byte_(to_handle(library.byte)) {
+      : mpi_(load_functions<Abi>(library.module_path)),
+        byte_(to_handle(library.byte)),
+        any_source_(library.any_source),
+        max_tag_(library.max_tag) {
     check(mpi_.Comm_dup(to_handle(library.comm), &comm_), "MPI_Comm_dup");
     check(mpi_.Comm_set_errhandler(comm_, to_handle(library.errors_return)),
           "MPI_Comm_set_errhandler");
@@ -97,7 +71,7 @@ class MpiTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  int max_tag() const override { return library_.max_tag; }
+  int max_tag() const override { return max_tag_; }
 
   Ticket send(int to, int tag, const void* data, size_t bytes, Completion& owner) override {
     Handle request;
@@ -151,28 +125,15 @@ class MpiTransport final : public Transport {
     }
     check(mpi_.Cancel(&requests_[index]), "MPI_Cancel");
     Status status{};
-    int result = 0;
-    for (int flag = 0; flag == 0 && result == 0;) {
-      result = mpi_.Test(&requests_[index], &flag, &status);
-    }
-    int cancelled = 1;  // as one that has failed is, in effect
-    if (result == 0) {
-      check(mpi_.Test_cancelled(&status, &cancelled), "MPI_Test_cancelled");
-    } else {
-      lose(slots_[receive].peer, result, "MPI_Test");
-    }
+    for (int flag = 0; flag == 0;) check(mpi_.Test(&requests_[index], &flag, &status), "MPI_Test");
+    int cancelled = 0;
+    check(mpi_.Test_cancelled(&status, &cancelled), "MPI_Test_cancelled");
     forget(index);
     slots_.remove(receive);
     return cancelled != 0;
   }
 
   void expect_stray_messages() override { frees_communicator_ = false; }
-
-  void revoke() override {
-    if (!fault_tolerance_) return;
-    frees_communicator_ = false;
-    check(fault_tolerance_->Comm_revoke(comm_), "MPIX_Comm_revoke");
-  }
 
  private:
   static constexpr int kUnmatched = -1;
@@ -214,54 +175,11 @@ class MpiTransport final : public Transport {
     if (result != 0) throw Error(text_of(result, call));
   }
 
-  int class_of(int result) const {
-    int error_class = 0;
-    return mpi_.Error_class(result, &error_class) == 0 ? error_class : result;
-  }
-
   // A message to or from a rank has failed.
   void lose(int rank, int result, const char* call) {
-    const int error_class = class_of(result);
-    if (error_class == library_.revoked_error) {
-      lose_all();
-    } else {
-      add_lost(rank, error_class == library_.failed_error ? "" : text_of(result, call));
-    }
-  }
-
-  void add_lost(int rank, std::string why) {
     const bool is_known =
         std::ranges::any_of(lost_, [rank](const Lost& one) { return one.rank == rank; });
-    if (!is_known && rank != rank_) lost_.push_back({rank, std::move(why)});
-  }
-
-  void lose_all() {
-    for (int rank = 0; rank < size_; ++rank) {
-      add_lost(rank, "it goes on without a rank that has failed");
-    }
-  }
-
-  // A call that names no rank has failed, as it does until the failures have been acknowledged.
-  void note_failed(int result, const char* call) {
-    const int error_class = class_of(result);
-    if (error_class == library_.revoked_error) return lose_all();
-    const bool is_pending =
-        error_class == library_.pending_error || error_class == library_.failed_error;
-    if (!fault_tolerance_ || !is_pending) return check(result, call);
-    Handle failed, all;
-    int count = 0;
-    check(fault_tolerance_->Comm_failure_ack(comm_), "MPIX_Comm_failure_ack");
-    check(fault_tolerance_->Comm_failure_get_acked(comm_, &failed), "MPIX_Comm_failure_get_acked");
-    check(mpi_.Group_size(failed, &count), "MPI_Group_size");
-    std::vector<int> numbers(static_cast<size_t>(count));
-    std::iota(numbers.begin(), numbers.end(), 0);
-    std::vector<int> ranks(numbers.size());
-    check(mpi_.Comm_group(comm_, &all), "MPI_Comm_group");
-    check(mpi_.Group_translate_ranks(failed, count, numbers.data(), all, ranks.data()),
-          "MPI_Group_translate_ranks");
-    for (const int rank : ranks) add_lost(rank, "");
-    check(mpi_.Group_free(&failed), "MPI_Group_free");
-    check(mpi_.Group_free(&all), "MPI_Group_free");
+    if (!is_known) lost_.push_back({rank, text_of(result, call)});
   }
 
   int test_requests() {
@@ -322,8 +240,7 @@ class MpiTransport final : public Transport {
       int found = 0;
       Status status{};
       if (first.tag != fruitless_tag) {
-        const int result = mpi_.Iprobe(library_.any_source, first.tag, comm_, &found, &status);
-        if (result != 0) return note_failed(result, "MPI_Iprobe");
+        check(mpi_.Iprobe(any_source_, first.tag, comm_, &found, &status), "MPI_Iprobe");
       }
       if (found == 0) {
         fruitless_tag = first.tag;
@@ -353,10 +270,10 @@ class MpiTransport final : public Transport {
     tickets_.pop_back();
   }
 
-  const mpi::Functions<Abi> mpi_;
-  const std::optional<mpi::FaultTolerance<Abi>> fault_tolerance_;
-  const MpiLibrary library_;
-  const Handle byte_;
+  mpi::Functions<Abi> mpi_;
+  Handle byte_;
+  int any_source_;
+  int max_tag_;
   Handle comm_{};
   bool frees_communicator_ = true;
   int rank_ = 0;

@@ -20,11 +20,6 @@ struct MpiLibrary {
   uint64_t errors_return = 0;
   int any_source = 0;
   int max_tag = 0;
-  /// Error classes of messages whose rank has failed, of those that name no rank while some has,
-  /// and of all in a communicator that was revoked; 0 if the library does not tell.
-  int failed_error = 0;
-  int pending_error = 0;
-  int revoked_error = 0;
 };
 
 /// Messages over MPI, on a duplicate of `library.comm`.

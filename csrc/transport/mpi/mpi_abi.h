@@ -45,24 +45,8 @@ struct Functions {
   int (*Comm_rank)(Handle, int*);
   int (*Comm_size)(Handle, int*);
   int (*Comm_set_errhandler)(Handle comm, Handle errhandler);
-  int (*Error_class)(int, int* error_class);
   int (*Error_string)(int, char*, int* length);
   int (*Finalized)(int*);
-  int (*Comm_group)(Handle, Handle* group);
-  int (*Group_size)(Handle, int*);
-  int (*Group_translate_ranks)(Handle, int, const int* ranks, Handle to, int* translated);
-  int (*Group_free)(Handle*);
-};
-
-/// User-Level Failure Mitigation, with which ranks go on after others have failed: MPIX_ functions
-/// that not every library has (https://fault-tolerance.org, the chapter for MPI 5).
-template <class Abi>
-struct FaultTolerance {
-  using Handle = typename Abi::Handle;
-
-  int (*Comm_revoke)(Handle);
-  int (*Comm_failure_ack)(Handle);
-  int (*Comm_failure_get_acked)(Handle, Handle* group);
 };
 
 }  // namespace ringdl::mpi

@@ -1,9 +1,6 @@
 // Compiled, never run, against the mpi.h of each MPI at hand, with RINGDL_ABI naming the ABI that
 // it must have: checks our declarations against the real ones.
 #include <mpi.h>
-#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
-#include <mpi-ext.h>
-#endif
 
 #include <cstddef>
 #include <type_traits>
@@ -12,7 +9,6 @@
 
 using Abi = ringdl::mpi::RINGDL_ABI;
 using Ours = ringdl::mpi::Functions<Abi>;
-using OurFaultTolerance = ringdl::mpi::FaultTolerance<Abi>;
 
 // The handle types differ in name only (int, or a pointer to something opaque), so each function is
 // compared after replacing them.
@@ -22,8 +18,7 @@ struct Plain {
 };
 template <class T>
   requires(std::is_same_v<T, MPI_Comm> || std::is_same_v<T, MPI_Datatype> ||
-           std::is_same_v<T, MPI_Group> || std::is_same_v<T, MPI_Request> ||
-           std::is_same_v<T, MPI_Errhandler>)
+           std::is_same_v<T, MPI_Request> || std::is_same_v<T, MPI_Errhandler>)
 struct Plain<T> {
   using type = Abi::Handle;
 };
@@ -36,8 +31,7 @@ struct Plain<const MPI_Status*> {
   using type = const Abi::Status*;
 };
 template <class T>
-  requires(std::is_same_v<T, MPI_Comm*> || std::is_same_v<T, MPI_Request*> ||
-           std::is_same_v<T, MPI_Group*>)
+  requires(std::is_same_v<T, MPI_Comm*> || std::is_same_v<T, MPI_Request*>)
 struct Plain<T> {
   using type = Abi::Handle*;
 };
@@ -60,22 +54,8 @@ SAME(Comm_free);
 SAME(Comm_rank);
 SAME(Comm_size);
 SAME(Comm_set_errhandler);
-SAME(Error_class);
 SAME(Error_string);
 SAME(Finalized);
-SAME(Comm_group);
-SAME(Group_size);
-SAME(Group_translate_ranks);
-SAME(Group_free);
-
-#ifdef MPIX_ERR_PROC_FAILED
-#define SAME_EXTENSION(name) \
-  static_assert(             \
-      std::is_same_v<Plain<decltype(&MPIX_##name)>::type, decltype(OurFaultTolerance::name)>)
-SAME_EXTENSION(Comm_revoke);
-SAME_EXTENSION(Comm_failure_ack);
-SAME_EXTENSION(Comm_failure_get_acked);
-#endif
 
 static_assert(sizeof(MPI_Comm) == sizeof(Abi::Handle));
 static_assert(sizeof(MPI_Status) == sizeof(Abi::Status));
