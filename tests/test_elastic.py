@@ -52,7 +52,14 @@ def test_the_others_go_on(python: str, kills: str, left: int, tmp_path: Path) ->
     (digest,) = digests(ended, left)
     went_on(ended)
     by_hand = run_ranks(
-        python, left, "elastic.py", "40", "", str(tmp_path / f"{left}.npz"), folder=tmp_path
+        python,
+        left,
+        "elastic.py",
+        "40",
+        "",
+        str(tmp_path / f"{left}.npz"),
+        folder=tmp_path,
+        timeout=2 * TIMEOUT,
     )
     assert digests(by_hand, left) == {digest}
 
@@ -68,12 +75,19 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
         f"{rank}:{moment}"
         for rank, moment in zip(drawn.sample(range(4), deaths), moments, strict=True)
     )
-    ended = run_elastic(python, "elastic_torch.py", "60", kills, folder=tmp_path)
+    ended = run_elastic(python, "elastic_torch.py", "40", kills, folder=tmp_path)
     left = 4 - deaths
     (digest,) = digests(ended, left)
     went_on(ended)
     by_hand = run_ranks(
-        python, left, "elastic_torch.py", "60", "", str(tmp_path / f"{left}.pt"), folder=tmp_path
+        python,
+        left,
+        "elastic_torch.py",
+        "40",
+        "",
+        str(tmp_path / f"{left}.pt"),
+        folder=tmp_path,
+        timeout=2 * TIMEOUT,
     )
     assert digests(by_hand, left) == {digest}, kills
 

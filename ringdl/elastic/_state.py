@@ -220,9 +220,4 @@ class State:
             self._values[name] = _values.restore(self._values[name], saved)
 
 
-class ObjectState(State):
-    """A `State` under the name that scripts for Horovod use."""
-
-
-class ArrayState(State):
-    """A `State` of arrays, for loops in NumPy, CuPy and JAX."""
+ObjectState = ArrayState = State

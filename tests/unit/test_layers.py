@@ -87,7 +87,8 @@ PYTHON = {
     "_frameworks": {"core"},
     "policies": {"core"},
     "_training": {"core", "policies"},
-    "torch": {"core", "_training", "policies"},
+    "elastic": {"core", "_training"},
+    "torch": {"core", "_training", "policies", "elastic"},
     "cupy": {"core", "_training"},
     "jax": {"core", "_training", "policies"},
     "keras": {"core", "_training", "policies", "torch", "jax", "tensorflow"},  # its backends
@@ -107,6 +108,7 @@ OWN_FRAMEWORK |= {"jax": {"jax"}, "_frameworks.jax": {"jax"}}
 OWN_FRAMEWORK |= {"tensorflow": {"tensorflow"}, "_frameworks.tensorflow": {"tensorflow"}}
 OWN_FRAMEWORK |= {"keras": {"keras"}, "sklearn": {"sklearn"}}
 OWN_FRAMEWORK |= {f"keras._on_{name}": {name} for name in ("torch", "tensorflow")}
+OWN_FRAMEWORK["elastic._trees"] = {"torch", "jax"}  # to make arrays again that were theirs
 OWN_FRAMEWORK["_rendezvous"] = {"torch"}  # for torchrun's ranks alone
 
 
