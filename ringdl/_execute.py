@@ -9,6 +9,7 @@ import subprocess
 import sys
 from types import FrameType
 
+from ringdl import _report
 from ringdl._mpirun import MPICH, Library
 
 # A terminal sends the first two to mpirun, too, which would take a second one for a request to end
@@ -19,7 +20,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 
-def execute(library: Library, command: list[str], restarts: int = 0) -> int:
+def execute(library: Library, command: list[str], restarts: int = 0, elastic: bool = False) -> int:
     """Run mpirun. Returns only if this process stays.
 
     It stays to start a job again that has failed, as often as it may: one that was told to end is
@@ -32,6 +33,8 @@ def execute(library: Library, command: list[str], restarts: int = 0) -> int:
         library: what the ranks load.
         command: mpirun and its arguments.
         restarts: how often it may be started again.
+        elastic: whether ranks go on when one fails: then mpirun may report success wrongly, too
+            (`ringdl._report`).
 
     Returns:
         mpirun's exit code; if that is 0, though this process was told to end, 128 and the number of
@@ -39,9 +42,12 @@ def execute(library: Library, command: list[str], restarts: int = 0) -> int:
     """
     sys.stdout.flush()
     is_truthful = library.vendor != MPICH or int(library.version.partition(".")[0]) >= 5
-    if is_truthful and restarts == 0:
+    if is_truthful and restarts == 0 and not elastic:
         os.execv(command[0], command)
-    code, was_told = _run_below(command)
+    listener = _report.Listener() if elastic else None
+    if listener is not None:
+        os.environ[_report.VARIABLE] = str(listener)
+    code, was_told = _run_below(command, listener)
     for restart in range(1, restarts + 1):
         if code == 0 or was_told:
             break
@@ -50,12 +56,14 @@ def execute(library: Library, command: list[str], restarts: int = 0) -> int:
             file=sys.stderr,
             flush=True,
         )
-        code, was_told = _run_below(command)
+        code, was_told = _run_below(command, listener)
     return code
 
 
-def _run_below(command: list[str]) -> tuple[int, bool]:
+def _run_below(command: list[str], listener: _report.Listener | None) -> tuple[int, bool]:
     """The exit code of mpirun, and whether this process was told to end meanwhile."""
+    if listener is not None:
+        listener.expect()
     received: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -74,6 +82,9 @@ def _run_below(command: list[str]) -> tuple[int, bool]:
     for number in set(received):  # perhaps before there was a child
         child.send_signal(number)
     code = child.wait()
+    if code == 0 and listener is not None and listener.misses_an_end:
+        print("ringdl: mpirun reports success, but no rank has ended well", file=sys.stderr)
+        code = 1
     ending = [number for number in received if number in _ENDING]
     if code == 0 and ending:
         code = 128 + ending[0]

@@ -39,6 +39,8 @@ def outliving() -> Iterator[None]:
     _mpi.may_shrink = True
     try:
         yield
+    except (StallError, KeyboardInterrupt):  # some rank may not answer: the job ends
+        raise
     except BaseException as error:
         _startup.get_communicator()._shared.engine.abandon()  # all others notice
         if _agree(_RAISES) & _RAISES == 0:

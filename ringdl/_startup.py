@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from ringdl import _engine, _timeline
+from ringdl import _engine, _report, _timeline
 from ringdl._communicator import Communicator, communicator_of_all
 from ringdl._engine import Algorithm, Reduction
 from ringdl._errors import Error, RankFailedError, UsageError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _default: Communicator | None = None
 _last: weakref.ref[Shared] | None = None
 """What the communicators have in common that the last `init` has made, if any is alive."""
+_reports = False
+"""Whether this is the rank that tells whoever has started the job how it ends."""
 _hooked = False
 after_init: list[Callable[[Communicator], object]] = []
 """What frameworks do once there are ranks."""
@@ -106,8 +108,12 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
 
 def make_default(communicator: Communicator) -> None:
     """Have this communicator be the default one, from now on."""
-    global _default, _last
+    global _default, _last, _reports
     _default, _last = communicator, weakref.ref(communicator._shared)
+    is_elastic = communicator._shared.connections is not None
+    if is_elastic and not _reports and communicator.rank == 0:
+        _report.tell(_report.BEGUN)
+    _reports = is_elastic and communicator.rank == 0
     _engine.set_default(communicator._engine, communicator._finish_allreduce)
     for follow in after_init:
         follow(communicator)
@@ -338,14 +344,14 @@ def _shutdown_at_exit() -> None:
     try:
         shutdown()
     except RankFailedError:
-        if _mpi.may_shrink:  # all has been done; see `ringdl.elastic.run`
-            return
-        sys.excepthook(
-            *sys.exc_info()
-        )  # printed only, it would leave MPI's end waiting for that rank
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # to the launcher, too, this rank has failed
+        if not _mpi.may_shrink:  # else all has been done; see `ringdl.elastic.run`
+            # Printed only, it would leave MPI's end waiting for that rank.
+            sys.excepthook(*sys.exc_info())
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # to the launcher, too, this rank has failed
+    if _reports:
+        _report.tell(_report.ENDED)
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:

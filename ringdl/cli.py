@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringdl import _cores, _doctor, _launch, _mpirun
+from ringdl import _cores, _doctor, _launch, _mpirun, _report
 from ringdl._execute import execute
 from ringdl._version import __version__
 
@@ -147,6 +147,8 @@ def _run(arguments: list[str]) -> int:
         raise _mpirun.LaunchError(f"-n {ranks}: at least one rank is needed")
     library = _mpirun.find_library()
     mpirun = _mpirun.find_mpirun(library, chosen.mpirun)
+    if chosen.elastic:
+        options = ["-x", _report.VARIABLE, *options]
     command = _mpirun.compose(
         library,
         mpirun,
@@ -159,7 +161,9 @@ def _run(arguments: list[str]) -> int:
         elastic=chosen.elastic,
     )
     print("ringdl:", shlex.join(command), file=sys.stderr, flush=True)
-    return 0 if chosen.dry_run else execute(library, command, chosen.restarts)
+    if chosen.dry_run:
+        return 0
+    return execute(library, command, chosen.restarts, chosen.elastic)
 
 
 def _check_program(program: list[str]) -> None:

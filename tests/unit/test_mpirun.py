@@ -284,8 +284,9 @@ def test_run_becomes_mpirun(
     monkeypatch.setattr(_mpirun, "find_mpirun", lambda library, chosen: Path("/opt/bin/mpirun"))
     allowed: list[int] = []
 
-    def become(_: Library, command: list[str], restarts: int) -> None:
+    def become(_: Library, command: list[str], restarts: int, elastic: bool) -> None:
         became.append(command)
+        assert not elastic
         allowed.append(restarts)
 
     monkeypatch.setattr(cli, "execute", become)
