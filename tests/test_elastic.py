@@ -92,6 +92,13 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
     assert digests(by_hand, left) == {digest}, kills
 
 
+def test_if_all_are_killed_the_job_has_failed(python: str, tmp_path: Path) -> None:
+    """For which mpirun reports success."""
+    ended = run_elastic(python, "elastic.py", "40", "0:9:kill,1:9:kill", folder=tmp_path, ranks=2)
+    assert ended.code == 1, ended.text
+    assert "no rank has ended well" in ended.errors
+
+
 def test_without_run_the_job_ends(python: str, tmp_path: Path) -> None:
     """A script that cannot go on ends as ever, whatever it was started with."""
     ended = run_elastic(python, "endings.py", "kill", folder=tmp_path)

@@ -246,3 +246,77 @@ def test_hosts_that_do_not_exist_are_refused() -> None:
         ended = call(*HOSTS, "run", *words, "--", str(JOBS / "hello.py"))
         assert ended.returncode == 2
         assert message in ended.stdout
+
+
+needs_ulfm = pytest.mark.parametrize(
+    "python", [python for name, python in PYTHONS.items() if name in ("openmpi", "default")]
+)
+
+
+def elastic(python: str, *arguments: str, **settings: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*HOSTS, "run", "--elastic", "--mpi", python, "--", str(JOBS / "elastic.py"), *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+@pytest.mark.usefixtures("cluster")
+@needs_ulfm
+@pytest.mark.parametrize("rank", range(COUNT))
+def test_ranks_go_on_without_that_of_another_host(python: str, rank: int) -> None:
+    with elastic(python, "40", f"{rank}:20:kill") as job:
+        output, _ = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 0, output
+    moments = re.findall(r"goes on as . of 3 at step 20 after (\S+) s", output)
+    assert len(moments) == 3, output
+    assert max(map(float, moments)) < running.SOON, output
+    assert len(set(re.findall(r"has ended with (\w+) on 3", output))) == 1, output
+
+
+def processes_of_ranks(host: int) -> list[int]:
+    """Those of a host that run the script; mpirun only has it among its arguments."""
+    found = []
+    for process in hosts.processes(hosts.HOST.format(host)):
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        if words[1:] and words[1].endswith(b"elastic.py"):
+            found.append(process)
+    return found
+
+
+@pytest.mark.usefixtures("cluster")
+@needs_ulfm
+@pytest.mark.parametrize("what", ["paused", "cut"])
+def test_a_host_that_does_not_answer(python: str, what: str) -> None:
+    """It is waited for, and training goes on; or all ranks end, and say who was missing."""
+    settings = {"RINGDL_TIMEOUT": "5" if what == "cut" else "60", "RINGDL_WATCHDOG": "1"}
+    with elastic(python, "300", "", **settings) as job:
+        assert job.stdout is not None
+        try:
+            until(lambda: len(processes_of_ranks(2)) > 0, "the ranks do not start")
+            time.sleep(2)
+            if what == "cut":
+                hosts.set_link(2, "down")
+                # mpirun itself waits for the host.
+                until(lambda: not any(map(processes_of_ranks, range(COUNT))), "ranks do not end")
+                hosts.set_link(2, "up")
+            else:
+                stopped = processes_of_ranks(2)
+                for process in stopped:
+                    os.kill(process, signal.SIGSTOP)
+                time.sleep(5)
+                for process in stopped:
+                    os.kill(process, signal.SIGCONT)
+            output, _ = job.communicate(timeout=TIMEOUT)
+        finally:
+            hosts.set_link(2, "up")
+            job.terminate()
+    assert "has been in flight" in output
+    if what == "cut":
+        assert re.search(r"StallError: .* rank 2 did not answer", output), output
+    else:
+        assert output.count("has ended with") == COUNT, output

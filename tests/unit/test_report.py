@@ -1,0 +1,46 @@
+"""What ranks tell ``ringdl run --elastic``."""
+
+import time
+
+import pytest
+
+from ringdl import _report
+
+
+def wait_for(listener: _report.Listener, misses: bool) -> None:
+    deadline = time.monotonic() + 10
+    while listener.misses_an_end != misses:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_end_is_missed_until_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = _report.Listener()
+    monkeypatch.setenv(_report.VARIABLE, str(listener))
+    assert not listener.misses_an_end, "a script need not use ringdl"
+    _report.tell(_report.BEGUN)
+    wait_for(listener, True)
+    _report.tell(_report.ENDED)
+    wait_for(listener, False)
+    listener.expect()
+    _report.tell(_report.BEGUN)
+    wait_for(listener, True)
+
+
+def test_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = _report.Listener()
+    monkeypatch.setenv(_report.VARIABLE, str(listener))
+    _report.tell(_report.BEGUN)
+    wait_for(listener, True)
+    secret, *rest = str(listener).split(",")
+    monkeypatch.setenv(_report.VARIABLE, ",".join(["0" * len(secret), *rest]))
+    _report.tell(_report.ENDED)
+    time.sleep(0.2)
+    assert listener.misses_an_end
+
+
+def test_without_a_listener_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(_report.VARIABLE, raising=False)
+    _report.tell(_report.BEGUN)
+    monkeypatch.setenv(_report.VARIABLE, "secret,1,127.0.0.1")
+    _report.tell(_report.BEGUN)
