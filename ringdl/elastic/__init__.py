@@ -2,6 +2,6 @@
 
 from ringdl.elastic._run import run
 from ringdl.elastic._sampler import ElasticSampler
-from ringdl.elastic._state import ArrayState, ObjectState, State
+from ringdl.elastic._state import ArrayState, JaxState, ObjectState, State
 
-__all__ = ["ArrayState", "ElasticSampler", "ObjectState", "State", "run"]
+__all__ = ["ArrayState", "ElasticSampler", "JaxState", "ObjectState", "State", "run"]

@@ -220,4 +220,4 @@ class State:
             self._values[name] = _values.restore(self._values[name], saved)
 
 
-ObjectState = ArrayState = State
+ArrayState = JaxState = ObjectState = State

@@ -2,9 +2,11 @@
 // elsewhere, blocks of any length, several works at once.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <vector>
 
@@ -23,6 +25,22 @@ using Memory = std::shared_ptr<std::byte>;
 // Which ranks have ordinary arrays.
 enum class Ordinary { kNone, kAll, kSome };
 
+// Bytes that are made once: the sanitizers see each that is written.
+const std::byte* noise(int rank, size_t bytes) {
+  constexpr size_t kMost = 1'300'003;
+  static std::array<std::once_flag, 32> made;
+  static std::array<std::vector<std::byte>, 32> all;
+  std::vector<std::byte>& its = all.at(static_cast<size_t>(rank));
+  std::call_once(made.at(static_cast<size_t>(rank)), [&] {
+    its.resize(kMost);
+    for (size_t i = 0; i < kMost; ++i) {
+      its[i] = static_cast<std::byte>((i * 7 + i / 251 + static_cast<size_t>(rank) * 31) % 256);
+    }
+  });
+  CHECK(bytes <= kMost);
+  return its.data();
+}
+
 struct Bed {
   Driver& driver;
   Ordinary ordinary;
@@ -34,28 +52,17 @@ struct Bed {
   }
   Memory noise(int rank, size_t bytes) const {
     Memory memory = allocate(bytes);
-    fill(memory.get(), rank, bytes);
+    std::memcpy(memory.get(), ::noise(rank, bytes), bytes);
     return memory;
   }
-  static void fill(std::byte* into, int rank, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i) {
-      into[i] = static_cast<std::byte>((i * 7 + i / 251 + static_cast<size_t>(rank) * 31) % 256);
-    }
-  }
 };
-
-std::vector<std::byte> noise(int rank, size_t bytes) {
-  std::vector<std::byte> expected(bytes);
-  Bed::fill(expected.data(), rank, bytes);
-  return expected;
-}
 
 void broadcast(const Bed& bed, size_t bytes, int root) {
   Driver& driver = bed.driver;
   const Memory array = bed.noise(driver.rank(), bytes);
   const Call call{Kind::kBroadcast, DType::kUInt8, {}, root, {static_cast<int64_t>(bytes)}, ""};
   driver.wait(driver.submit(call, array.get()), kTimeout);
-  CHECK(std::memcmp(array.get(), noise(root, bytes).data(), bytes) == 0);
+  CHECK(std::memcmp(array.get(), noise(root, bytes), bytes) == 0);
 }
 
 // Every third rank has nothing.
@@ -76,10 +83,10 @@ void allgathers(const Bed& bed, size_t bytes) {
   for (int rank = 0; rank < driver.size(); ++rank) {
     const size_t theirs = length(rank);
     CHECK_EQ(gathered.lengths[static_cast<size_t>(rank)], static_cast<int64_t>(theirs));
-    CHECK(theirs == 0 || std::memcmp(at, noise(rank, theirs).data(), theirs) == 0);
+    CHECK(theirs == 0 || std::memcmp(at, noise(rank, theirs), theirs) == 0);
     at += theirs;
   }
-  CHECK(std::memcmp(array.get(), noise(driver.rank(), own).data(), own) == 0);
+  CHECK(std::memcmp(array.get(), noise(driver.rank(), own), own) == 0);
 }
 
 // Some pairs have nothing for one another; rank 1 gets nothing at all.
@@ -104,10 +111,34 @@ void alltoalls(const Bed& bed, size_t bytes) {
     for (int to = 0; to < driver.rank(); ++to) begin += length(from, to);
     const size_t theirs = length(from, driver.rank());
     CHECK_EQ(gathered.lengths[static_cast<size_t>(from)], static_cast<int64_t>(theirs));
-    const std::vector<std::byte> sent = noise(from, begin + theirs);
-    CHECK(theirs == 0 || std::memcmp(at, sent.data() + begin, theirs) == 0);
+    const std::byte* const sent = noise(from, begin + theirs) + begin;
+    CHECK(theirs == 0 || std::memcmp(at, sent, theirs) == 0);
     at += theirs;
   }
+}
+
+// Numbers that are made once, as many as any call takes.
+const std::byte* numbers(int rank, DType dtype) {
+  constexpr size_t kMost = 1'300'003;
+  static std::array<std::once_flag, 3 * 8> made;
+  static std::array<std::vector<std::byte>, 3 * 8> all;
+  const size_t kind = dtype == DType::kInt32 ? 0 : dtype == DType::kFloat32 ? 1 : 2;
+  const size_t at = 3 * static_cast<size_t>(rank) + kind;
+  std::vector<std::byte>& items = all.at(at);
+  std::call_once(made.at(at), [&] {
+    const size_t item = item_bytes(dtype);
+    items.resize(kMost / item * item);
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (size_t i = 0; i < items.size(); i += item) {
+      const float value = 1.0f / static_cast<float>(1 + random() % 1000);
+      const auto integer = static_cast<int32_t>(random() % 1000);
+      const auto* const bytes = reinterpret_cast<const std::byte*>(&value);
+      if (dtype == DType::kInt32) std::memcpy(items.data() + i, &integer, 4);
+      if (dtype == DType::kFloat32) std::memcpy(items.data() + i, bytes, 4);
+      if (dtype == DType::kBFloat16) std::memcpy(items.data() + i, bytes + 2, 2);
+    }
+  });
+  return items.data();
 }
 
 // Ranks are reduced in their order; rows that ranks cannot share evenly.
@@ -116,23 +147,8 @@ void reduce_scatters(const Bed& bed, size_t bytes, DType dtype) {
   const auto size = static_cast<size_t>(driver.size());
   const size_t row = 3 * item_bytes(dtype);
   const size_t rows = bytes / row;
-  const auto numbers = [&](int rank) {
-    std::vector<std::byte> items(rows * row);
-    std::mt19937 random(static_cast<unsigned>(rank));
-    for (size_t i = 0; i < rows * 3; ++i) {
-      const float value = 1.0f / static_cast<float>(1 + random() % 1000);
-      const auto integer = static_cast<int32_t>(random() % 1000);
-      if (dtype == DType::kInt32) std::memcpy(items.data() + 4 * i, &integer, 4);
-      if (dtype == DType::kFloat32) std::memcpy(items.data() + 4 * i, &value, 4);
-      if (dtype == DType::kBFloat16) {
-        std::memcpy(items.data() + 2 * i, reinterpret_cast<const std::byte*>(&value) + 2, 2);
-      }
-    }
-    return items;
-  };
-  const std::vector<std::byte> own = numbers(driver.rank());
-  const Memory array = bed.allocate(own.size());
-  std::copy(own.begin(), own.end(), array.get());
+  const Memory array = bed.allocate(rows * row);
+  std::memcpy(array.get(), numbers(driver.rank(), dtype), rows * row);
   const auto rank = static_cast<size_t>(driver.rank());
   const size_t begin = row * (rows / size * rank + std::min(rank, rows % size));
   const size_t count = row * (rows / size + (rank < rows % size ? 1 : 0));
@@ -141,10 +157,8 @@ void reduce_scatters(const Bed& bed, size_t bytes, DType dtype) {
       Kind::kReduceScatter, dtype, Reduction::kAverage, -1, {static_cast<int64_t>(rows), 3}, ""};
   call.output = output.data();
   driver.wait(driver.submit(call, array.get()), kTimeout);
-  std::vector<std::vector<std::byte>> all;
   std::vector<const std::byte*> sources;
-  for (int r = 0; r < driver.size(); ++r)
-    sources.push_back(all.emplace_back(numbers(r)).data() + begin);
+  for (int r = 0; r < driver.size(); ++r) sources.push_back(numbers(r, dtype) + begin);
   std::vector<std::byte> expected(count);
   std::byte* const target = expected.data();
   ReduceMany(dtype, Reduction::kAverage, driver.size())(sources, {&target, 1}, count, false);
@@ -223,12 +237,12 @@ void test_many_at_once() {
         const auto n = static_cast<size_t>(i);
         driver.wait(works[n], kTimeout);
         if (i % 3 != 0) {
-          CHECK(std::memcmp(arrays[n].get(), noise(i % kSize + i, kBytes).data(), kBytes) == 0);
+          CHECK(std::memcmp(arrays[n].get(), noise(i % kSize + i, kBytes), kBytes) == 0);
           continue;
         }
         const std::byte* at = works[n]->collective->gathered()->data.data();
         for (int other = 0; other < kSize; ++other, at += kBytes) {
-          CHECK(std::memcmp(at, noise(other + i, kBytes).data(), kBytes) == 0);
+          CHECK(std::memcmp(at, noise(other + i, kBytes), kBytes) == 0);
         }
       }
     }
