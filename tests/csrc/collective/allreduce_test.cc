@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <random>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "base/buffer.h"
@@ -22,6 +24,7 @@ namespace {
 
 constexpr int64_t kTimeout = 60 * kSecond;
 constexpr size_t kSegmentBytes = 16 << 10;
+constexpr int64_t kMostElements = 10'007;
 
 const std::vector<std::vector<int>> kLayouts = {{0},
                                                 {0, 0},
@@ -137,51 +140,63 @@ struct Pending {
 
 using Item = std::function<double(int64_t)>;
 
-Pending begin(Driver& driver, Memory& memory, Call call, int64_t count, const Item& contribution) {
+// Elements that are made once for all ranks and calls: the sanitizers see each that is written.
+const std::byte* elements(DType dtype, const std::string& what, const Item& item) {
+  static std::mutex mutex;
+  static std::map<std::string, std::vector<std::byte>> all;
+  const std::lock_guard guard(mutex);
+  std::vector<std::byte>& its = all[std::string(name_of(dtype)) + " " + what];
+  if (its.empty()) {
+    const size_t width = item_bytes(dtype);
+    its.resize(static_cast<size_t>(kMostElements) * width);
+    for (int64_t i = 0; i < kMostElements; ++i) {
+      put_as(dtype, item(i), its.data() + static_cast<size_t>(i) * width);
+    }
+  }
+  return its.data();
+}
+
+Pending begin(Driver& driver, Memory& memory, Call call, int64_t count, const std::byte* elements) {
   const size_t width = item_bytes(call.dtype);
   Pending pending{nullptr, static_cast<size_t>(count) * width, nullptr};
   pending.array = memory.next(pending.bytes);
-  for (int64_t i = 0; i < count; ++i) {
-    put_as(call.dtype, contribution(i), pending.array.get() + static_cast<size_t>(i) * width);
-  }
+  std::memcpy(pending.array.get(), elements, pending.bytes);
   call.shape = {count};
   call.memory = check::memory_of_tests();
   pending.work = driver.submit(call, pending.array.get());
   return pending;
 }
 
-void check_values(const Pending& pending, DType dtype, const Item& expected) {
-  const size_t width = item_bytes(dtype);
-  std::vector<std::byte> right(pending.bytes);
-  for (size_t i = 0; i < pending.bytes / width; ++i) {
-    put_as(dtype, expected(static_cast<int64_t>(i)), right.data() + i * width);
-  }
-  CHECK(std::memcmp(pending.array.get(), right.data(), pending.bytes) == 0);
-}
-
 // All reductions at once, and sums that show their order, whose bits are compared by a digest.
 void reduce_all(Driver& driver, Memory& memory, Call call, int64_t count,
                 std::vector<uint64_t>& digests) {
   const DType dtype = call.dtype;
+  const std::string rank = std::to_string(driver.rank());
   std::vector<Pending> pending;
   std::vector<Reduction> reductions;
   for (int r = 0; r < kReductionCount; ++r) {
     call.reduction = static_cast<Reduction>(r);
     if (!has_reduction(dtype, call.reduction)) continue;
     reductions.push_back(call.reduction);
-    pending.push_back(begin(driver, memory, call, count,
-                            [&](int64_t i) { return contribution(dtype, driver.rank(), i); }));
+    const std::byte* const own = elements(
+        dtype, "of rank " + rank, [&](int64_t i) { return contribution(dtype, driver.rank(), i); });
+    pending.push_back(begin(driver, memory, call, count, own));
   }
   if (is_floating(dtype)) {
     call.reduction = Reduction::kAverage;
     std::minstd_rand random(static_cast<unsigned>(driver.rank() + 1));
     std::normal_distribution<double> normal;
-    pending.push_back(begin(driver, memory, call, count, [&](int64_t) { return normal(random); }));
+    const std::byte* const own =
+        elements(dtype, "noise of rank " + rank, [&](int64_t) { return normal(random); });
+    pending.push_back(begin(driver, memory, call, count, own));
   }
   for (const Pending& each : pending) driver.wait(each.work, kTimeout);
   for (size_t r = 0; r < reductions.size(); ++r) {
-    check_values(pending[r], dtype,
-                 [&](int64_t i) { return expected(dtype, reductions[r], driver.size(), i); });
+    const std::string what = std::to_string(static_cast<int>(reductions[r])) + " of ranks " +
+                             std::to_string(driver.size());
+    const std::byte* const right = elements(
+        dtype, what, [&](int64_t i) { return expected(dtype, reductions[r], driver.size(), i); });
+    CHECK(std::memcmp(pending[r].array.get(), right, pending[r].bytes) == 0);
   }
   if (is_floating(dtype)) {
     const Pending& noise = pending.back();
@@ -198,7 +213,7 @@ std::vector<uint64_t> run(Driver& driver, const HostLayout& layout) {
       call.kind = Kind::kAllreduce;
       call.dtype = static_cast<DType>(d);
       call.algorithm = algorithm;
-      for (const int64_t count : {3, 10'007}) {
+      for (const int64_t count : {int64_t{3}, kMostElements}) {
         const size_t bytes = static_cast<size_t>(count) * item_bytes(call.dtype);
         if (algorithm && !is_possible(*algorithm, bytes, layout, kSegmentBytes)) continue;
         reduce_all(driver, memory, call, count, digests);
@@ -213,8 +228,9 @@ std::vector<uint64_t> run(Driver& driver, const HostLayout& layout) {
 void disagree(Driver& driver, const HostLayout& layout, std::vector<Pending>& kept) {
   Memory memory{driver};
   const int size = driver.size();
+  const std::byte* const ones = elements(DType::kFloat32, "ones", [](int64_t) { return 1; });
   for (const std::optional<Algorithm> algorithm : choices()) {
-    for (const int64_t count : {3, 10'007}) {
+    for (const int64_t count : {int64_t{3}, kMostElements}) {
       const size_t bytes = static_cast<size_t>(count) * sizeof(float);
       if (algorithm && !is_possible(*algorithm, bytes, layout, kSegmentBytes)) continue;
       for (const int wrong : {0, size / 2, size - 1}) {
@@ -223,7 +239,7 @@ void disagree(Driver& driver, const HostLayout& layout, std::vector<Pending>& ke
         call.dtype = DType::kFloat32;
         call.algorithm = algorithm;
         call.reduction = driver.rank() == wrong ? Reduction::kMax : Reduction::kSum;
-        kept.push_back(begin(driver, memory, call, count, [](int64_t) { return 1; }));
+        kept.push_back(begin(driver, memory, call, count, ones));
         CHECK_THROWS(driver.wait(kept.back().work, kTimeout), MismatchError, "reduction");
       }
     }
