@@ -52,11 +52,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `any_mpi` run under one MPI each, taking turns; with RINGDL_TEST_ALL=1, all."""
+    """Tests marked `any_mpi` run under one MPI each, taking turns.
+
+    With RINGDL_TEST_ALL=1 only those marked `any_mpi(always=True)`, which take minutes, do so.
+    """
     alike = defaultdict(list)
-    for item in items if not EVERYTHING else []:
+    for item in items:
+        mark = item.get_closest_marker("any_mpi")
+        if mark is None or (EVERYTHING and not mark.kwargs.get("always")):
+            continue
         parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-        if parameters.pop("mpi_python", None) and item.get_closest_marker("any_mpi"):
+        if parameters.pop("mpi_python", None):
             alike[item.path, item.originalname, repr(parameters)].append(item)
     left_out = []
     for turn, group in enumerate(alike.values()):

@@ -27,7 +27,7 @@ def compare(python: str, *words: str, folder: Path) -> tuple[str, list[dict]]:
     return ended.stdout, json.loads(file.read_text())
 
 
-@pytest.mark.any_mpi
+@pytest.mark.any_mpi(always=True)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_policy_learns_what_the_default_does(
     mpi_python: str, ranks: int, tmp_path: Path

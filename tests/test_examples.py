@@ -44,7 +44,7 @@ def assert_same_bits(output: str, ranks: int, digest: str) -> None:
     assert re.search(rf"{holders} the same bits: {digest}\b", output), output
 
 
-pytestmark = pytest.mark.any_mpi
+pytestmark = pytest.mark.any_mpi(always=True)
 
 
 def test_readme_opens_with_first() -> None:

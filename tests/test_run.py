@@ -79,7 +79,10 @@ def run_job(python: str, ranks: int, *arguments: str, **settings: str) -> None:
 
 @pytest.mark.parametrize(
     "ranks",
-    [pytest.param(n, marks=[pytest.mark.any_mpi] if n > 4 else []) for n in CORE_SIZES],
+    [
+        pytest.param(n, marks=[pytest.mark.any_mpi(always=True)] if n > 4 else [])
+        for n in CORE_SIZES
+    ],
 )
 def test_core(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
