@@ -11,6 +11,7 @@ from types import FrameType
 
 from ringdl import _report
 from ringdl._mpirun import MPICH, Library
+from ringdl._report import RUN_REPORT
 
 # A terminal sends the first two to mpirun, too, which would take a second one for a request to end
 # at once.
@@ -46,7 +47,7 @@ def execute(library: Library, command: list[str], restarts: int = 0, elastic: bo
         os.execv(command[0], command)
     listener = _report.Listener() if elastic else None
     if listener is not None:
-        os.environ[_report.VARIABLE] = str(listener)
+        os.environ[RUN_REPORT] = str(listener)
     code, was_told = _run_below(command, listener)
     for restart in range(1, restarts + 1):
         if code == 0 or was_told:

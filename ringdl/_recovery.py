@@ -7,7 +7,7 @@ left is shrunk out of the one before: see `_ulfm`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,9 @@ from ringdl._launch import detect
 from ringdl._settings import read_settings
 
 _HAS_ENDED, _RAISES = 1, 2
+
+renumbered: list[Callable[[], object]] = []
+"""What adapters have to do once this rank may have another number."""
 
 
 def can_go_on() -> bool:
@@ -85,6 +88,8 @@ def go_on() -> Communicator:
     assert connections is not None
     _engine.set_default(None, None)
     shared.engine.abandon()
+    for settle in _startup.before_shutdown:
+        settle()
     while True:
         with _mpi.starting(launcher, settings):
             left = present.Shrink()
@@ -104,4 +109,6 @@ def go_on() -> Communicator:
             left.Revoke()
         else:
             _startup.make_default(communicator)
+            for follow in renumbered:
+                follow()
             return communicator

@@ -15,8 +15,8 @@ import threading
 
 from ringdl import _sockets
 
-VARIABLE = "RINGDL_RUN_REPORT"
-"""Where and by which secret: set for the ranks by `run`."""
+RUN_REPORT = "RINGDL_RUN_REPORT"
+"""Where, and by which secret: `run` sets it for the ranks."""
 
 BEGUN, ENDED = b"begun", b"ended"
 _SECONDS = 2.0
@@ -61,7 +61,7 @@ class Listener:
 
 def tell(word: bytes) -> None:
     """Report to who has started this rank, if it wants to know and can be reached."""
-    secret, port, *addresses = os.environ.get(VARIABLE, ",0").split(",")
+    secret, port, *addresses = os.environ.get(RUN_REPORT, ",0").split(",")
     for address in addresses:
         try:
             with socket.create_connection((address, int(port)), timeout=_SECONDS) as called:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ringdl._engine import Algorithm
 from ringdl._errors import UsageError
+from ringdl._report import RUN_REPORT
 
 ALGORITHMS = tuple(each.name for each in Algorithm if each != Algorithm.mpi)
 """Values of RINGDL_ALGORITHM: not MPI's own, which must be alone."""
@@ -195,6 +196,8 @@ OTHERS = {
     "OMPI_MCA_btl, I_MPI_THREAD_YIELD": "How ranks of one host send messages, and what they do "
     "while they wait; `run` sets them for Open MPI 5, and for Intel MPI where ranks outnumber "
     "cores, unless they are set.",
+    "OMPI_MCA_mpi_ft_enable, OMPI_MCA_btl_tcp_if_include": "Set by `mpirun --with-ft ulfm`, with "
+    "which ranks go on when one fails, and by you: by which network they connect then.",
     "PATH": "Where `run` looks for an mpirun, after the MPI library's own folder.",
     "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, "
     "OMPI_COMM_WORLD_LOCAL_SIZE, OMPI_MCA_ess, OMPI_MCA_ess_base_jobid": "Open MPI's launcher.",
@@ -214,6 +217,7 @@ OTHERS = {
     "warning says that the ranks of the host share it, as each may have its own.",
     "GLOO_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` on one host, unless it is set.",
     RANK_PROCESS: "Set by `init()`, for children of a rank to know that they are none.",
+    RUN_REPORT: "Set by `ringdl run --elastic`: where ranks tell it that they have ended well.",
 }
 """Variables that are not settings of ringdl's, and what ringdl reads or sets them for."""
 
@@ -260,7 +264,7 @@ def find_unknown(environ: Mapping[str, str]) -> list[str]:
     endings = [name.removeprefix(_PREFIX) for name in known]
     sentences = []
     for name in sorted(environ):
-        if name in (*known, RANK_PROCESS) or not name.startswith(_PREFIX):
+        if name in (*known, RANK_PROCESS, RUN_REPORT) or not name.startswith(_PREFIX):
             continue
         if name.startswith(_TESTS):
             continue

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringdl import _cores, _doctor, _launch, _mpirun, _report
+from ringdl import _cores, _doctor, _launch, _mpirun
 from ringdl._execute import execute
+from ringdl._report import RUN_REPORT
 from ringdl._version import __version__
 
 _EXAMPLES = """\
@@ -148,7 +149,7 @@ def _run(arguments: list[str]) -> int:
     library = _mpirun.find_library()
     mpirun = _mpirun.find_mpirun(library, chosen.mpirun)
     if chosen.elastic:
-        options = ["-x", _report.VARIABLE, *options]
+        options = ["-x", RUN_REPORT, *options]
     command = _mpirun.compose(
         library,
         mpirun,

@@ -92,6 +92,16 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
     assert digests(by_hand, left) == {digest}, kills
 
 
+def test_compiled_functions_go_on(python: str, tmp_path: Path) -> None:
+    for needed in ("jax", "optax"):
+        pytest.importorskip(needed)
+    ended = run_elastic(python, "elastic_jax.py", "1", "20", folder=tmp_path, ranks=3)
+    assert ended.code == 0, ended.text
+    errors = re.findall(r"of 2 has ended, with an error of (\S+)\n", ended.output)
+    assert len(errors) == 2, ended.text
+    assert max(map(float, errors)) < 0.01, ended.text
+
+
 def test_if_all_are_killed_the_job_has_failed(python: str, tmp_path: Path) -> None:
     """For which mpirun reports success."""
     ended = run_elastic(python, "elastic.py", "40", "0:9:kill,1:9:kill", folder=tmp_path, ranks=2)

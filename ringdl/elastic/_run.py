@@ -69,8 +69,8 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
                 result = train(state, *args, **kwargs)
                 get_communicator().barrier(name="ringdl.elastic.end")
                 has_ended = True
-            except RankFailedError as error:
-                if not _recovery.can_go_on():
+            except Exception as error:
+                if not (_tells_of_a_failed_rank(error) and _recovery.can_go_on()):
                     raise
                 _log.warning("rank %d: %s", get_communicator().rank, error)
             if _recovery.agree(has_ended):
@@ -78,3 +78,8 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
                 return result
             _recovery.go_on()
             begins = state._go_back
+
+
+def _tells_of_a_failed_rank(error: Exception) -> bool:
+    """Compiled functions raise errors of their framework's, with ringdl's text."""
+    return isinstance(error, RankFailedError) or RankFailedError.__name__ in str(error)

@@ -18,7 +18,7 @@ import jax
 from jax._src import dispatch, effects
 
 import ringdl
-from ringdl import _engine, _startup
+from ringdl import _engine, _recovery, _startup
 from ringdl._engine import Kind
 from ringdl._errors import UsageError
 
@@ -65,6 +65,7 @@ def _share_memory(communicator: ringdl.Communicator) -> None:
 
 _startup.before_shutdown.append(_settle)
 _startup.after_init.append(_share_memory)
+_recovery.renumbered.append(jax.clear_caches)  # functions are compiled for numbers of ranks
 if ringdl.is_initialized():
     _share_memory(ringdl.get_communicator())
 

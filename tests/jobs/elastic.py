@@ -47,7 +47,7 @@ def main(steps: int, kills: str, commit: str = "") -> None:
         saved = np.load(commit)
         state.w[:], state.step = saved["w"], int(saved["step"])
         state.own["m"] = saved["m"][begin:end]
-    failed_at = 0.0
+    failed_at = time.monotonic()
 
     def tell() -> None:
         sys.stdout.write(

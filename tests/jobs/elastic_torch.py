@@ -21,7 +21,7 @@ import ringdl.torch as hvd
 
 def main(epochs: int, kills: str, commit: str = "") -> None:
     hvd.init()
-    number, failed_at = hvd.rank(), 0.0
+    number, failed_at = hvd.rank(), time.monotonic()
     torch.manual_seed(1)
     x = torch.randn(241, 16)
     data = TensorDataset(torch.arange(len(x)), x, x @ torch.randn(16, 4))

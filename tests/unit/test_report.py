@@ -5,6 +5,7 @@ import time
 import pytest
 
 from ringdl import _report
+from ringdl._report import RUN_REPORT
 
 
 def wait_for(listener: _report.Listener, misses: bool) -> None:
@@ -16,7 +17,7 @@ def wait_for(listener: _report.Listener, misses: bool) -> None:
 
 def test_an_end_is_missed_until_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = _report.Listener()
-    monkeypatch.setenv(_report.VARIABLE, str(listener))
+    monkeypatch.setenv(RUN_REPORT, str(listener))
     assert not listener.misses_an_end, "a script need not use ringdl"
     _report.tell(_report.BEGUN)
     wait_for(listener, True)
@@ -29,18 +30,18 @@ def test_an_end_is_missed_until_it_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = _report.Listener()
-    monkeypatch.setenv(_report.VARIABLE, str(listener))
+    monkeypatch.setenv(RUN_REPORT, str(listener))
     _report.tell(_report.BEGUN)
     wait_for(listener, True)
     secret, *rest = str(listener).split(",")
-    monkeypatch.setenv(_report.VARIABLE, ",".join(["0" * len(secret), *rest]))
+    monkeypatch.setenv(RUN_REPORT, ",".join(["0" * len(secret), *rest]))
     _report.tell(_report.ENDED)
     time.sleep(0.2)
     assert listener.misses_an_end
 
 
 def test_without_a_listener_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(_report.VARIABLE, raising=False)
+    monkeypatch.delenv(RUN_REPORT, raising=False)
     _report.tell(_report.BEGUN)
-    monkeypatch.setenv(_report.VARIABLE, "secret,1,127.0.0.1")
+    monkeypatch.setenv(RUN_REPORT, "secret,1,127.0.0.1")
     _report.tell(_report.BEGUN)
