@@ -65,21 +65,29 @@ class Hosts:
 
 
 @contextmanager
-def starting(launcher: Launcher | None, settings: Settings) -> Iterator[None]:
-    """While MPI connects the ranks, in calls that nothing can interrupt: says who waits, and ends.
+def waiting(
+    launcher: Launcher | None,
+    settings: Settings,
+    event: str = "MPI has connected the ranks",
+    why: str = "some rank has not started, does not reach this host, or has not called init()",
+    help: str = "; docs/cluster.md tells how each launcher starts ranks",  # noqa: A002
+) -> Iterator[None]:
+    """In calls of MPI that nothing can interrupt: says who waits, and ends the process in time.
 
     Args:
         launcher: what has started this process.
         settings: RINGDL_WATCHDOG and RINGDL_TIMEOUT say when.
+        event: what is waited for.
+        why: why it may not come.
+        help: what is said at the end.
     """
     who = f"ringdl: {launcher or 'a process'} on {os.uname().nodename}"
-    why = "some rank has not started, does not reach this host, or has not called init()"
     late = _engine.LateCall(
-        f"{who} has waited {settings.watchdog:g} s for MPI to connect the ranks: {why}; it ends "
-        f"after {settings.timeout:g} s (RINGDL_TIMEOUT)",
+        f"{who} has waited {settings.watchdog:g} s until {event}: {why}; it ends after "
+        f"{settings.timeout:g} s (RINGDL_TIMEOUT)",
         settings.watchdog,
-        f"{who} ends, as MPI did not connect the ranks within {settings.timeout:g} s "
-        f"(RINGDL_TIMEOUT): {why}; docs/cluster.md tells how each launcher starts ranks",
+        f"{who} ends, as it has waited {settings.timeout:g} s (RINGDL_TIMEOUT) until {event}: "
+        f"{why}{help}",
         settings.timeout,
     )
     try:

@@ -63,10 +63,24 @@ def agree(has_ended: bool) -> bool:
 
 
 def _agree(flags: int) -> int:
-    from ringdl import _mpi, _ulfm
+    from ringdl import _ulfm
 
-    with _mpi.starting(detect(os.environ), read_settings(os.environ)):
+    with _waiting():
         return _ulfm.agree(_startup.get_communicator()._shared.mpi, flags)
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    from ringdl import _mpi
+
+    with _mpi.waiting(
+        detect(os.environ),
+        read_settings(os.environ),
+        "the ranks that are left agree how to go on",
+        "some rank computes for as long, without a call of ringdl, or does not answer",
+        "",
+    ):
+        yield
 
 
 def go_on() -> Communicator:
@@ -81,7 +95,7 @@ def go_on() -> Communicator:
     from ringdl import _mpi
 
     shared = _startup.get_communicator()._shared
-    launcher, settings = detect(os.environ), read_settings(os.environ)
+    settings = read_settings(os.environ)
     tuning, place, present = shared.tuning, shared.place, shared.mpi
     connections = shared.connections
     assert place is not None
@@ -91,7 +105,7 @@ def go_on() -> Communicator:
     for settle in _startup.before_shutdown:
         settle()
     while True:
-        with _mpi.starting(launcher, settings):
+        with _waiting():
             left = present.Shrink()
         place = place.of(_mpi.translate_ranks(left, present), present.Get_rank())
         present = left

@@ -140,7 +140,7 @@ def _init_over_mpi(
 
     if comm is not None and not hasattr(comm, "Get_group"):
         raise UsageError(f"init({comm!r}): pass an mpi4py communicator, or nothing for all ranks")
-    with _mpi.starting(launcher, settings):
+    with _mpi.waiting(launcher, settings):
         mpi = _mpi.load_mpi(launcher)
         comm = mpi.COMM_WORLD if comm is None else comm
         hosts = _mpi.find_hosts(mpi, comm)
