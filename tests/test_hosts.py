@@ -294,7 +294,7 @@ def processes_of_ranks(host: int) -> list[int]:
 def test_a_host_that_does_not_answer(python: str, what: str) -> None:
     """It is waited for, and training goes on; or all ranks end, and say who was missing."""
     settings = {"RINGDL_TIMEOUT": "5" if what == "cut" else "60", "RINGDL_WATCHDOG": "1"}
-    with elastic(python, "300", "", **settings) as job:
+    with elastic(python, "1500", "", **settings) as job:
         assert job.stdout is not None
         try:
             until(lambda: len(processes_of_ranks(2)) > 0, "the ranks do not start")

@@ -153,15 +153,21 @@ class State:
             self.own = {name: part.copy() for name, part in last.kept.parts[last.rank].items()}
 
     def sync(self, root: int = 0) -> None:
-        """Take the values of one rank, on all, and commit them. Collective."""
+        """Take the values of one rank, on all, and commit them. Collective.
+
+        Raises:
+            UsageError: on every rank, if their states have different values.
+        """
         ranks = get_communicator()
+        mine = sorted(self._values), sorted(self.own)
+        for rank, theirs in enumerate(ranks.allgather_object(mine, name="ringdl.elastic.names")):
+            if theirs != mine:
+                raise UsageError(
+                    f"rank {ranks.rank} has a state of {mine[0]} and own parts of {mine[1]}, rank "
+                    f"{rank} of {theirs[0]} and {theirs[1]}: name the same on all ranks"
+                )
         offered = (self._number, self._copy())
         self._number, values = ranks.broadcast_object(offered, root, name="ringdl.elastic.sync")
-        if values.keys() != self._values.keys():
-            raise UsageError(
-                f"rank {root} has a state of {sorted(values)}, this one of "
-                f"{sorted(self._values)}: name the same values on all ranks"
-            )
         self._take(values)
         self._commits = []
         self.commit()
