@@ -70,7 +70,7 @@ def waiting(
     settings: Settings,
     event: str = "MPI has connected the ranks",
     why: str = "some rank has not started, does not reach this host, or has not called init()",
-    help: str = "; docs/cluster.md tells how each launcher starts ranks",  # noqa: A002
+    advice: str = "; docs/cluster.md tells how each launcher starts ranks",
 ) -> Iterator[None]:
     """In calls of MPI that nothing can interrupt: says who waits, and ends the process in time.
 
@@ -79,7 +79,7 @@ def waiting(
         settings: RINGDL_WATCHDOG and RINGDL_TIMEOUT say when.
         event: what is waited for.
         why: why it may not come.
-        help: what is said at the end.
+        advice: what is added at the end.
     """
     who = f"ringdl: {launcher or 'a process'} on {os.uname().nodename}"
     late = _engine.LateCall(
@@ -87,7 +87,7 @@ def waiting(
         f"{settings.timeout:g} s (RINGDL_TIMEOUT)",
         settings.watchdog,
         f"{who} ends, as it has waited {settings.timeout:g} s (RINGDL_TIMEOUT) until {event}: "
-        f"{why}{help}",
+        f"{why}{advice}",
         settings.timeout,
     )
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ringdl import _engine, _startup
@@ -69,18 +69,16 @@ def _agree(flags: int) -> int:
         return _ulfm.agree(_startup.get_communicator()._shared.mpi, flags)
 
 
-@contextmanager
-def _waiting() -> Iterator[None]:
+def _waiting() -> AbstractContextManager[None]:
     from ringdl import _mpi
 
-    with _mpi.waiting(
+    return _mpi.waiting(
         detect(os.environ),
         read_settings(os.environ),
         "the ranks that are left agree how to go on",
         "some rank computes for as long, without a call of ringdl, or does not answer",
         "",
-    ):
-        yield
+    )
 
 
 def go_on() -> Communicator:

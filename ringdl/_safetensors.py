@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Array: TypeAlias = "NDArray[Any]"
+Arrays: TypeAlias = dict[str, Array]
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
 _DTYPES |= {"I8": "|i1", "U8": "|u1", "BOOL": "|b1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
@@ -23,7 +24,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
 
 
-def map_file(file: Path) -> tuple[dict[str, Array], dict[str, str]]:
+def map_file(file: Path) -> tuple[Arrays, dict[str, str]]:
     """Views of a file's arrays, which cannot be written to, and what its writer has noted.
 
     Raises:

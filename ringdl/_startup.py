@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _default: Communicator | None = None
 _last: weakref.ref[Shared] | None = None
 """What the communicators have in common that the last `init` has made, if any is alive."""
-_reports = False
-"""Whether this is the rank that tells whoever has started the job how it ends."""
+_reporter: int | None = None
+"""This process, if it tells whoever has started the job how that ends; not its forked children."""
 _hooked = False
 after_init: list[Callable[[Communicator], object]] = []
 """What frameworks do once there are ranks."""
@@ -108,12 +108,10 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
 
 def make_default(communicator: Communicator) -> None:
     """Have this communicator be the default one, from now on."""
-    global _default, _last, _reports
+    global _default, _last, _reporter
     _default, _last = communicator, weakref.ref(communicator._shared)
     is_elastic = communicator._shared.connections is not None
-    if is_elastic and not _reports and communicator.rank == 0:
-        _report.tell(_report.BEGUN)
-    _reports = is_elastic and communicator.rank == 0
+    _reporter = os.getpid() if is_elastic and communicator.rank == 0 else None
     _engine.set_default(communicator._engine, communicator._finish_allreduce)
     for follow in after_init:
         follow(communicator)
@@ -153,6 +151,8 @@ def _init_over_mpi(
     shared = _shared_again()
     shared.renew(engine, settings, hosts.numbers, comm, vendor)
     shared.place, shared.connections = hosts, connections
+    if connections is not None and engine.rank == 0:
+        _report.tell(_report.BEGUN)
     communicator = set_up(shared, hosts, settings, tuning)
     if communicator.size > 1 and not _hooked:
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
@@ -350,7 +350,7 @@ def _shutdown_at_exit() -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)  # to the launcher, too, this rank has failed
-    if _reports:
+    if _reporter == os.getpid():
         _report.tell(_report.ENDED)
 
 

@@ -18,11 +18,14 @@ from dataclasses import replace
 from typing import Any
 
 from ringdl import _engine, _sockets
-from ringdl._errors import Error
+from ringdl._errors import Error, UsageError
 from ringdl._sockets import SECRET_BYTES, Endpoint
 
 _ASKED_FOR = "OMPI_MCA_mpi_ft_enable"
 """What mpirun tells its ranks by."""
+
+_NETWORK = "OMPI_MCA_btl_tcp_if_include"
+"""What users tell Open MPI by which networks to use."""
 
 
 def is_there() -> bool:
@@ -42,9 +45,7 @@ def agree(comm: Any, flags: int) -> int:
         try:
             comm.Ack_failed()
             return int(comm.Agree(flags))
-        except (
-            MPI.Exception
-        ):  # a rank has failed that not all knew of, as all see: so all repeat it
+        except MPI.Exception:  # a rank has failed that not all knew of: all see that, and repeat
             continue
 
 
@@ -54,15 +55,13 @@ class Connections:
     Args:
         comm: the mpi4py communicator of all ranks.
         hosts: the number of each rank's host.
+
+    Raises:
+        UsageError: on every rank: no network leads from some host to that of rank 0.
     """
 
     def __init__(self, comm: Any, hosts: Sequence[int]) -> None:
-        if len(set(hosts)) == 1:
-            address = "127.0.0.1"
-        else:
-            told = os.environ.get("OMPI_MCA_btl_tcp_if_include", "").split(",")  # noqa: SIM112
-            addresses = comm.bcast(_sockets.networks(told), root=0)
-            address = addresses[0] if comm.Get_rank() == 0 else _sockets.way_to(addresses) or ""
+        address = "127.0.0.1" if len(set(hosts)) == 1 else _own_address(comm)
         self._comm = comm
         self._listener, own = _sockets.listen(address)
         self._endpoints: list[Endpoint] = comm.allgather(own)
@@ -89,9 +88,7 @@ class Connections:
             except MPI.Exception as error:
                 raise Error(f"a rank has failed meanwhile ({error})") from None
 
-        self._rounds += (
-            1  # calls of an earlier round, which may be on their way, know other secrets
-        )
+        self._rounds += 1  # calls that are on their way from the last one know other secrets
         endpoints = [
             _for_round(self._endpoints[rank], self._rounds)
             for rank in translate_ranks(comm, self._comm)
@@ -99,6 +96,20 @@ class Connections:
         rank = comm.Get_rank()
         sockets = _sockets.connect(rank, endpoints, self._listener.dup(), timeout, check)
         return _engine.over_sockets(rank, sockets)
+
+
+def _own_address(comm: Any) -> str:
+    """By which others reach this host: the one on the way to rank 0's. Collective."""
+    wanted = [each for each in os.environ.get(_NETWORK, "").split(",") if each]
+    addresses = comm.bcast(_sockets.networks(wanted), root=0)
+    own = next(iter(addresses), None) if comm.Get_rank() == 0 else _sockets.way_to(addresses)
+    found: list[str | None] = comm.allgather(own)
+    if None in found:
+        raise UsageError(
+            f"rank {found.index(None)} finds no network to the host of rank 0, which has the "
+            f"addresses {addresses}: name one that all hosts are on by {_NETWORK}"
+        )
+    return str(own)
 
 
 def _for_round(endpoint: Endpoint, number: int) -> Endpoint:

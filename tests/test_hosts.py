@@ -17,7 +17,7 @@ import pytest
 
 from bench import hosts
 from tests import running
-from tests.environments import PYTHONS
+from tests.environments import ELASTIC, PYTHONS
 
 ROOT = Path(__file__).parents[1]
 JOBS = ROOT / "tests/jobs"
@@ -248,9 +248,7 @@ def test_hosts_that_do_not_exist_are_refused() -> None:
         assert message in ended.stdout
 
 
-needs_ulfm = pytest.mark.parametrize(
-    "python", [python for name, python in PYTHONS.items() if name in ("openmpi", "default")]
-)
+needs_ulfm = pytest.mark.parametrize("python", ELASTIC)
 
 
 def elastic(python: str, *arguments: str, **settings: str) -> subprocess.Popen[str]:

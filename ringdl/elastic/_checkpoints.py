@@ -16,13 +16,14 @@ import numpy as np
 from ringdl import _safetensors
 from ringdl._communicator import Communicator
 from ringdl._errors import UsageError
+from ringdl._parts import split
+from ringdl._safetensors import Array, Arrays
 from ringdl._training.files import write_whole
 from ringdl.elastic import _trees
-from ringdl.elastic._shards import split
 
 _ABOUT = "ringdl"
 _CHECKSUM = "crc32"
-_FILE = re.compile(r"(\d{9})(?:\.own-(\d+)-of-(\d+))?\.safetensors")
+_FILE = re.compile(r"(\d{9})(?:\.own-\d+-of-\d+)?\.safetensors")
 _KEPT = 2
 """How many commits stay: the newest may turn out to be cut."""
 
@@ -46,9 +47,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
 
-    def offer(
-        self, number: int, values: dict[str, Any], own: _trees.Arrays, ranks: Communicator
-    ) -> None:
+    def offer(self, number: int, values: dict[str, Any], own: Arrays, ranks: Communicator) -> None:
         """Begin to write a commit, if it is its turn; the arrays must not change any more."""
         if number % self._every:
             return
@@ -75,15 +74,14 @@ class Checkpoints:
             )
 
     def _write(
-        self, number: int, values: dict[str, Any], own: _trees.Arrays, rank: int, size: int
+        self, number: int, values: dict[str, Any], own: Arrays, rank: int, size: int
     ) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if own:
-                name = f"{number:09}.own-{rank}-of-{size}.safetensors"
-                _write(self.folder / name, own, {"rank": rank, "size": size})
+                _write(self._own(number, rank, size), own, {"rank": rank, "size": size})
             if rank == 0:
-                arrays: _trees.Arrays = {}
+                arrays: Arrays = {}
                 described = {
                     name: _trees.encode(value, name, arrays) for name, value in values.items()
                 }
@@ -145,28 +143,25 @@ class Checkpoints:
     def _own(self, number: int, rank: int, size: int) -> Path:
         return self.folder / f"{number:09}.own-{rank}-of-{size}.safetensors"
 
-    def own_rows(
-        self, number: int, lengths: dict[str, list[int]], ranks: Communicator
-    ) -> _trees.Arrays:
+    def own_rows(self, number: int, lengths: dict[str, list[int]], ranks: Communicator) -> Arrays:
         """This rank's parts, cut anew for the ranks that there are; read from all that have some.
 
         Raises:
             UsageError: this host does not see the files.
         """
-        parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in lengths}
+        parts: dict[str, list[Array]] = {name: [] for name in lengths}
         for name, its in lengths.items():
-            ends = np.cumsum(split(sum(its), ranks.size))
-            first, last = int(ends[ranks.rank - 1]) if ranks.rank else 0, int(ends[ranks.rank])
+            first, count = split(sum(its), ranks.size, ranks.rank)
             begin = 0
             for writer, length in enumerate(its):
-                low, high = max(first, begin), min(last, begin + length)
+                low, high = max(first, begin), min(first + count, begin + length)
                 if low < high or not parts[name]:
                     part = self._part(number, writer, len(its), name)
                     parts[name].append(part[max(low - begin, 0) : max(high - begin, 0)])
                 begin += length
         return {name: np.concatenate(its) for name, its in parts.items()}
 
-    def _part(self, number: int, writer: int, size: int, name: str) -> np.ndarray[Any, Any]:
+    def _part(self, number: int, writer: int, size: int, name: str) -> Array:
         file = self._own(number, writer, size)
         try:
             return _safetensors.map_file(file)[0][name]
@@ -177,13 +172,13 @@ class Checkpoints:
             ) from None
 
 
-def _write(file: Path, arrays: _trees.Arrays, about: dict[str, Any]) -> None:
+def _write(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
     text = json.dumps(about)
     metadata = {_ABOUT: text, _CHECKSUM: str(_checksum(arrays, text))}
     write_whole(file, lambda opened: _safetensors.write(opened, arrays, metadata))
 
 
-def _read(file: Path) -> tuple[_trees.Arrays, dict[str, Any]]:
+def _read(file: Path) -> tuple[Arrays, dict[str, Any]]:
     """A file's arrays and description.
 
     Raises:
@@ -201,7 +196,7 @@ def _read(file: Path) -> tuple[_trees.Arrays, dict[str, Any]]:
     return arrays, about
 
 
-def _checksum(arrays: _trees.Arrays, text: str) -> int:
+def _checksum(arrays: Arrays, text: str) -> int:
     checksum = zlib.crc32(text.encode())
     for name in arrays:
         rows = np.ascontiguousarray(arrays[name]).reshape(-1)

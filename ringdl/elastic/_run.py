@@ -72,7 +72,7 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
             except Exception as error:
                 if not (_tells_of_a_failed_rank(error) and _recovery.can_go_on()):
                     raise
-                _log.warning("rank %d: %s", get_communicator().rank, error)
+                _log.warning("rank %d goes on: %s", get_communicator().rank, error)
             if _recovery.agree(has_ended):
                 state._finish()
                 return result

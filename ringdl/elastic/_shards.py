@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from ringdl._communicator import Communicator
 from ringdl._errors import Error
+from ringdl._parts import split
+from ringdl._safetensors import Array, Arrays
 
-Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A rank's parts at one commit, and those of the ranks whose copies it keeps.
-
-    Attributes:
-        parts: by the number that their rank had then.
-    """
-
-    parts: dict[int, Arrays]
+Kept: TypeAlias = dict[int, Arrays]
+"""A rank's parts at one commit, and those of the ranks whose copies it keeps, by their numbers."""
 
 
 def ring(hosts: Sequence[int]) -> list[int]:
@@ -42,7 +33,7 @@ def ring(hosts: Sequence[int]) -> list[int]:
     return [rank for _, _, rank in sorted(places)]
 
 
-def keep(parts: Mapping[str, np.ndarray[Any, Any]], copies: int, ranks: Communicator) -> Kept:
+def keep(parts: Mapping[str, Array], copies: int, ranks: Communicator) -> Kept:
     """Copy this rank's parts, here and to those that follow it in the `ring`. Collective.
 
     Args:
@@ -64,7 +55,7 @@ def keep(parts: Mapping[str, np.ndarray[Any, Any]], copies: int, ranks: Communic
         ends = np.cumsum(lengths)
         for rank, arrays in others.items():
             arrays[name] = got[ends[rank] - lengths[rank] : ends[rank]]
-    return Kept({ranks.rank: own} | others)
+    return {ranks.rank: own} | others
 
 
 def cut_anew(kept: Kept, former: Sequence[int], size: int, ranks: Communicator) -> Arrays:
@@ -86,8 +77,7 @@ def cut_anew(kept: Kept, former: Sequence[int], size: int, ranks: Communicator) 
         Error: on every rank: the parts of some rank are lost with those that kept their copies.
     """
     lengths = {
-        number: {name: len(part) for name, part in parts.items()}
-        for number, parts in kept.parts.items()
+        number: {name: len(part) for name, part in parts.items()} for number, parts in kept.items()
     }
     tables = ranks.allgather_object(lengths, name="ringdl.elastic.parts")
     holder: dict[int, int] = {}
@@ -101,11 +91,11 @@ def cut_anew(kept: Kept, former: Sequence[int], size: int, ranks: Communicator) 
             )
         holder[number] = former.index(number) if number in former else holding[0]
     mine = [number for number in range(size) if holder[number] == ranks.rank]
-    names = list(next(iter(kept.parts.values())))
+    names = list(next(iter(kept.values())))
     return {
         name: _exchange(
             name,
-            [kept.parts[number][name] for number in mine],
+            [kept[number][name] for number in mine],
             [tables[holder[number]][number][name] for number in range(size)],
             [holder[number] for number in range(size)],
             ranks,
@@ -116,11 +106,11 @@ def cut_anew(kept: Kept, former: Sequence[int], size: int, ranks: Communicator) 
 
 def _exchange(
     name: str,
-    parts: Sequence[np.ndarray[Any, Any]],
+    parts: Sequence[Array],
     lengths: Sequence[int],
     holders: Sequence[int],
     ranks: Communicator,
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """Rows to those that they belong to now.
 
     Args:
@@ -130,15 +120,13 @@ def _exchange(
         holders: of all parts.
         ranks: those that are left.
     """
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    new_ends = np.cumsum(split(int(ends[-1]), ranks.size))
-    new_begins = [0, *new_ends[:-1]]
+    begins = [sum(lengths[:part]) for part in range(len(lengths))]
 
     def common(part: int, rank: int) -> range:
         """Those rows of the whole that a part has and a rank gets."""
-        first = max(int(begins[part]), int(new_begins[rank]))
-        return range(first, max(first, min(int(ends[part]), int(new_ends[rank]))))
+        begin, count = split(sum(lengths), ranks.size, rank)
+        first = max(begins[part], begin)
+        return range(first, max(first, min(begins[part] + lengths[part], begin + count)))
 
     held = [part for part, holder in enumerate(holders) if holder == ranks.rank]
     sent, splits = [], []
@@ -148,8 +136,8 @@ def _exchange(
         for part, own, take in zip(held, parts, takes, strict=True):
             sent.append(own[take.start - begins[part] : take.stop - begins[part]])
     got, _ = ranks.alltoall(np.concatenate(sent), splits, f"ringdl.elastic.cut.{name}")
-    first_row = int(new_begins[ranks.rank])
-    result = np.empty((int(new_ends[ranks.rank]) - first_row, *got.shape[1:]), got.dtype)
+    first_row, count = split(sum(lengths), ranks.size, ranks.rank)
+    result = np.empty((count, *got.shape[1:]), got.dtype)
     at = 0
     for rank in range(ranks.size):
         for part in (part for part, holder in enumerate(holders) if holder == rank):
@@ -158,8 +146,3 @@ def _exchange(
             result[first : first + len(rows)] = got[at : at + len(rows)]
             at += len(rows)
     return result
-
-
-def split(rows: int, count: int) -> list[int]:
-    """How many rows each of so many ranks takes: earlier ones one more."""
-    return [rows // count + (index < rows % count) for index in range(count)]

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ringdl._errors import UsageError
+from ringdl._safetensors import Array, Arrays
 from ringdl._startup import get_communicator
 from ringdl._training.files import on_rank_0
 from ringdl.elastic import _shards, _values
@@ -69,7 +68,7 @@ class State:
         >>> ringdl.elastic.run(train, state)
     """
 
-    own: _shards.Arrays
+    own: Arrays
     _values: dict[str, Any]
     _callbacks: list[Callable[[], object]]
     _commits: list[_Commit]
@@ -80,7 +79,7 @@ class State:
     def __init__(
         self,
         *,
-        own: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        own: Mapping[str, Array] | None = None,
         copies: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 100,
@@ -135,7 +134,7 @@ class State:
         # The one before stays: a rank may have failed before others have made this one.
         self._commits = [*self._commits[-1:], made]
         if self._checkpoints is not None:
-            own = {} if kept is None else kept.parts[ranks.rank]
+            own = {} if kept is None else kept[ranks.rank]
             self._checkpoints.offer(self._number, made.values, own, ranks)
 
     save = commit
@@ -150,7 +149,7 @@ class State:
         last = self._commits[-1]
         self._take(last.values)
         if last.kept is not None:
-            self.own = {name: part.copy() for name, part in last.kept.parts[last.rank].items()}
+            self.own = {name: part.copy() for name, part in last.kept[last.rank].items()}
 
     def sync(self, root: int = 0) -> None:
         """Take the values of one rank, on all, and commit them. Collective.

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringdl._errors import UsageError
-
-Arrays = dict[str, np.ndarray[Any, Any]]
+from ringdl._safetensors import Array, Arrays
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -54,7 +53,7 @@ def encode(value: Any, name: str, arrays: Arrays) -> Any:
     )
 
 
-def decode(described: Any, like: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+def decode(described: Any, like: Any, arrays: Mapping[str, Array]) -> Any:
     """The value that `encode` has described.
 
     Args:
@@ -100,7 +99,7 @@ def _kind_of(value: Any) -> str | None:
     return None
 
 
-def _to_numpy(value: Any, kind: str) -> np.ndarray[Any, Any]:
+def _to_numpy(value: Any, kind: str) -> Array:
     if kind != "torch":
         return np.asarray(value)
     tensor = value.detach().cpu().contiguous()
@@ -112,7 +111,7 @@ def _to_numpy(value: Any, kind: str) -> np.ndarray[Any, Any]:
     return np.asarray(tensor.numpy())
 
 
-def _from_numpy(array: np.ndarray[Any, Any], kind: str) -> Any:
+def _from_numpy(array: Array, kind: str) -> Any:
     own = np.array(array)
     if kind == "numpy":
         return own

@@ -13,12 +13,13 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
+import going_on
 import numpy as np
 
 import ringdl
 from ringdl import elastic
+from ringdl._parts import split
 
 ROWS = 10_007
 
@@ -50,17 +51,14 @@ def main(steps: int, kills: str, commit: str = "") -> None:
     failed_at = time.monotonic()
 
     def tell() -> None:
-        sys.stdout.write(
-            f"rank {number} goes on as {ringdl.rank()} of {ringdl.size()} at step {state.step} "
-            f"after {time.monotonic() - failed_at:.2f} s\n"
+        m = ringdl.allgather(state.own["m"])
+        going_on.tell(
+            number,
+            f"at step {state.step}",
+            failed_at,
+            ".npz",
+            lambda file: np.savez(file, w=state.w, m=m, step=state.step),
         )
-        sys.stdout.flush()
-        folder = os.environ.get("ELASTIC_FOLDER")
-        if folder is not None:
-            m = ringdl.allgather(state.own["m"])
-            if ringdl.rank() == 0:
-                file = Path(folder, f"{ringdl.size()}.npz")
-                np.savez(file, w=state.w, m=m, step=state.step)
 
     state.register_reset_callbacks([tell])
 
@@ -91,9 +89,8 @@ def main(steps: int, kills: str, commit: str = "") -> None:
 
 
 def part_of(rows: int) -> tuple[int, int]:
-    size, rank = ringdl.size(), ringdl.rank()
-    begin = rank * (rows // size) + min(rank, rows % size)
-    return begin, begin + rows // size + (rank < rows % size)
+    begin, count = split(rows, ringdl.size(), ringdl.rank())
+    return begin, begin + count
 
 
 if __name__ == "__main__":

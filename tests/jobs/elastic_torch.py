@@ -11,8 +11,8 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
+import going_on
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -38,20 +38,14 @@ def main(epochs: int, kills: str, commit: str = "") -> None:
         state.epoch = saved["epoch"]
 
     def tell() -> None:
-        sys.stdout.write(
-            f"rank {number} goes on as {hvd.rank()} of {hvd.size()} in epoch {state.epoch} with "
-            f"{sampler.processed_num} samples after {time.monotonic() - failed_at:.2f} s\n"
-        )
-        sys.stdout.flush()
-        folder = os.environ.get("ELASTIC_FOLDER")
-        if folder and hvd.rank() == 0:
-            saved = {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "sampler": sampler.state_dict(),
-                "epoch": state.epoch,
-            }
-            torch.save(saved, Path(folder, f"{hvd.size()}.pt"))
+        where = f"in epoch {state.epoch} with {sampler.processed_num} samples"
+        saved = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "sampler": sampler.state_dict(),
+            "epoch": state.epoch,
+        }
+        going_on.tell(number, where, failed_at, ".pt", lambda file: torch.save(saved, file))
 
     state.register_reset_callbacks([tell])
 

@@ -9,7 +9,7 @@ import pytest
 import ringdl
 from ringdl import elastic
 from ringdl._safetensors import map_file
-from ringdl.elastic._shards import ring, split
+from ringdl.elastic._shards import ring
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,6 @@ def test_neighbours_in_the_ring_are_on_other_hosts() -> None:
     assert ring([0, 0, 0, 0]) == [0, 1, 2, 3]
     assert ring([0, 0, 1, 1]) == [0, 2, 1, 3]
     assert ring([0, 1, 1, 1]) == [0, 1, 2, 3]
-    assert split(10, 4) == [3, 3, 2, 2]
 
 
 def train_to(steps: int, folder: Path, **values: Any) -> elastic.State:

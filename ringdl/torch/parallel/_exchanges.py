@@ -30,14 +30,9 @@ from torch.autograd.function import once_differentiable
 
 import ringdl
 from ringdl import Communicator
+from ringdl._parts import split
 
 Step: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-
-
-def split(size: int, parts: int, number: int) -> tuple[int, int]:
-    """One of the parts of something, as equal as can be: from which on, and how many."""
-    least, more = divmod(size, parts)
-    return number * least + min(number, more), least + (number < more)
 
 
 def span(size: int, communicator: Communicator, rank: int | None = None) -> tuple[int, int]:

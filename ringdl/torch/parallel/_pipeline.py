@@ -11,7 +11,8 @@ import torch
 
 import ringdl
 from ringdl import Communicator
-from ringdl.torch.parallel._exchanges import applied, split
+from ringdl._parts import split
+from ringdl.torch.parallel._exchanges import applied
 from ringdl.torch.parallel._schedule import Task, one_forward_one_backward
 
 Layer = torch.nn.Module | Callable[[], torch.nn.Module]
