@@ -40,11 +40,14 @@ def outliving() -> Iterator[None]:
     from ringdl import _mpi
 
     _mpi.may_shrink = True
+    process = os.getpid()
     try:
         yield
     except (StallError, KeyboardInterrupt):  # some rank may not answer: the job ends
         raise
     except BaseException as error:
+        if os.getpid() != process:  # a forked child must not touch its parent's MPI
+            raise
         _startup.get_communicator()._shared.engine.abandon()  # all others notice
         if _agree(_RAISES) & _RAISES == 0:
             _mpi.end_alone(error)

@@ -89,9 +89,11 @@ def test_compiled_functions_go_on(python: str, tmp_path: Path) -> None:
     assert max(map(float, errors)) < 0.01, ended.text
 
 
-def test_if_all_are_killed_the_job_has_failed(python: str, tmp_path: Path) -> None:
-    """For which mpirun reports success."""
-    ended = run_elastic(python, "elastic.py", "40", "0:9:kill,1:9:kill", folder=tmp_path, ranks=2)
+@pytest.mark.parametrize("how", ["kill", "fork"])
+def test_if_all_are_killed_the_job_has_failed(python: str, how: str, tmp_path: Path) -> None:
+    """For which mpirun reports success; nor is the end of a forked child that of its rank."""
+    kills = f"0:9:{how},1:9:kill"
+    ended = run_elastic(python, "elastic.py", "40", kills, folder=tmp_path, ranks=2)
     assert ended.code == 1, ended.text
     assert "no rank has ended well" in ended.errors
 

@@ -3,9 +3,9 @@
     elastic.py STEPS KILLS [COMMIT]
 
 KILLS says who ends when, as "rank:step:how,...": by its number at the start, at this step, with how
-"kill" (by SIGKILL), "raise" or "exit". Each rank has a part of the moments of its own. At the end
-each prints its parameters' digest. With COMMIT, a file that such a job has written, training begins
-there.
+"kill" (by SIGKILL), "fork" (the same, after a child of it has ended), "raise" or "exit". Each rank
+has a part of the moments of its own. At the end each prints its parameters' digest. With COMMIT, a
+file that such a job has written, training begins there.
 """
 
 import hashlib
@@ -69,7 +69,12 @@ def main(steps: int, kills: str, commit: str = "") -> None:
             if how is not None:
                 sys.stdout.write(f"rank {number} ends at {time.monotonic()}\n")
                 sys.stdout.flush()
-            if how == "kill":
+            if how == "fork":
+                child = os.fork()
+                if child == 0:
+                    sys.exit()
+                os.waitpid(child, 0)
+            if how in ("kill", "fork"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "exit":
                 os._exit(0)
