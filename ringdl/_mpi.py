@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl import _children, _engine, _hydra, _timeline
+from ringdl import _children, _engine, _flights, _hydra, _timeline
 from ringdl._arrays import Operand
 from ringdl._cores import read_cores
 from ringdl._engine import DeviceArray, Reduction
@@ -322,6 +322,7 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             sys.stderr.flush()
             os._exit(1)
         _timeline.leave_if_recording()
+        _flights.note_end(error)
         if not mpi.Is_finalized():
             print(
                 f"ringdl: rank {rank} ends by {kind.__name__} and takes the job with it",
@@ -337,6 +338,7 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
 
 def end_alone(error: BaseException) -> None:
     """End this process, by an error; the others go on without it."""
+    _flights.note_end(error)
     if isinstance(error, SystemExit):
         print(f"ringdl: a rank ends by SystemExit({error.code!r})", file=sys.stderr)
     else:

@@ -122,6 +122,14 @@ class Settings:
         "A file, on rank 0's host, for what happens from `init()` to `shutdown()`, as of "
         "`start_timeline`.",
     )
+    flight_recorder: str | None = _setting(
+        "RINGDL_FLIGHT_RECORDER",
+        _ANY,
+        None,
+        "none",
+        "A directory, the same on all hosts, where each rank keeps its last 1,000 works from "
+        "`init()` on, for `python -m ringdl diagnose`.",
+    )
     algorithm: str | None = _setting(
         "RINGDL_ALGORITHM",
         _ALGORITHM,

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from ringdl import _engine, _report, _timeline
+from ringdl import _engine, _flights, _report, _timeline
 from ringdl._communicator import Communicator, communicator_of_all
 from ringdl._engine import Algorithm, Reduction
 from ringdl._errors import Error, RankFailedError, UsageError
@@ -210,6 +210,8 @@ def _agree(
     if agreed.shared_memory and communicator.host_count < communicator.size:
         no_memory = share_memory(communicator, hosts.numbers)
     _tune(communicator, agreed, tuning)
+    if agreed.flight_recorder is not None:
+        _flights.start(communicator, agreed.flight_recorder)
     if agreed.timeline is not None:
         _timeline.start(communicator, agreed.timeline)
     engine.forget_submitters()
@@ -247,6 +249,7 @@ def _end_on_uncaught_error(rank: int) -> None:
         tell_captured()
         if os.getpid() != process or _default is None:
             return
+        _flights.note_end(error)
         print(
             f"ringdl: rank {rank} ends by {kind.__name__}; the others end by RankFailedError",
             file=sys.stderr,

@@ -1,4 +1,4 @@
-"""The command line: ``python -m ringdl run | doctor | bench | tune | compare``, or ``ringdl``."""
+"""The command line: ``ringdl run | doctor | diagnose | bench | tune | compare``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ examples:
   python -m ringdl run -n 2 train.py --epochs 3
   python -m ringdl run -n 8 --hostfile hosts -- train.py   mpirun's own options end with --
   python -m ringdl doctor                                  what is here, and is it usable?
+  python -m ringdl diagnose flights                        who hangs, and where did ranks part?
   mpirun -n 2 python -m ringdl bench allreduce             how fast is it here?
   mpirun -n 2 python -m ringdl tune                        choose by what is measured here
   python -m ringdl compare --tasks digits                  which policy learns how fast?
@@ -50,10 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"ringdl {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="run | doctor | bench | tune | compare"
+        dest="command", required=True, metavar="run | doctor | diagnose | bench | tune | compare"
     )
     commands.add_parser("run", help="start a script on several ranks", add_help=False)
     commands.add_parser("doctor", help="say what was found and what it means", add_help=False)
+    commands.add_parser("diagnose", help="say which rank diverged first", add_help=False)
     commands.add_parser("bench", help="measure a collective", add_help=False)
     commands.add_parser("tune", help="measure what allreduces cost and keep it", add_help=False)
     commands.add_parser("compare", help="train by every policy, side by side", add_help=False)
@@ -226,6 +228,12 @@ def _doctor_command(arguments: list[str]) -> int:
     return 0 if _doctor.is_usable(checks) else 1
 
 
+def _diagnose(arguments: list[str]) -> int:
+    from ringdl import _diagnose as command  # loads the engine
+
+    return command.main(arguments)
+
+
 def _bench(arguments: list[str]) -> int:
     from ringdl import bench  # loads NumPy, which `run` and `doctor` do without
 
@@ -247,6 +255,7 @@ def _compare(arguments: list[str]) -> int:
 _COMMANDS = {
     "run": _run,
     "doctor": _doctor_command,
+    "diagnose": _diagnose,
     "bench": _bench,
     "tune": _tune,
     "compare": _compare,

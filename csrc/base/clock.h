@@ -25,6 +25,13 @@ inline int64_t now_ns() {
       .count();
 }
 
+/// The same clock as of its last tick, some milliseconds ago at most; takes a fourth of the time.
+inline int64_t coarse_now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * kSecond + now.tv_nsec;
+}
+
 /// An engine's source of time: the machine's clock, a test's or a simulator's.
 class Clock {
  public:

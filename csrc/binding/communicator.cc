@@ -331,6 +331,21 @@ void bind_communicator(nb::module_& module) {
             self.driver->set_watchdog(to_ns(after), dumps);
           },
           nb::arg("after"), nb::arg("dumps"))
+      .def(
+          "start_flight_recorder",
+          [](Communicator& self, const std::string& path, const std::string& host,
+             const std::string& version) {
+            const nb::gil_scoped_release release;
+            self.driver->start_flight_recorder(path, host, version);
+          },
+          nb::arg("path"), nb::arg("host"), nb::arg("version"))
+      .def(
+          "note_end",
+          [](Communicator& self, const std::string& why) {
+            const nb::gil_scoped_release release;
+            self.driver->note_end(why);
+          },
+          nb::arg("why"))
       .def("start_trace",
            [](Communicator& self) {
              const nb::gil_scoped_release release;
@@ -353,6 +368,12 @@ void bind_communicator(nb::module_& module) {
         return self.driver->stats();
       });
 
+  module.def(
+      "read_flight_record",
+      [](const nb::bytes& content) {
+        return FlightRecorder::json_of({content.c_str(), content.size()});
+      },
+      nb::arg("content"));
   module.def("default_costs", [] { return lines_of(default_costs()); });
   module.def(
       "choose_allreduce",

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <system_error>
@@ -64,6 +65,7 @@ void Driver::abandon() {
   stop_thread();
   const Lock lock(mutex_);
   engine_.close();
+  engine_.parts().works.recorder().stop(false);
   closed_.store(true);
 }
 
@@ -155,7 +157,8 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
     return engine_.submit(call, data);
   }
   const bool is_traced = engine_.parts().works.trace().is_on();
-  const int64_t begin = is_traced ? now_ns() : 0;
+  const bool is_recorded = engine_.parts().works.recorder().is_on();
+  const int64_t begin = is_traced ? now_ns() : is_recorded ? coarse_now_ns() : 0;
   if (plan.meeting == Meeting::kArraysInSlots) {
     SmallAllreduce small = immediate.begin_small(call, key, data);
     if (!poll_for_a_moment([&] { return small.step(size()); }, 0, before_waiting)) {
@@ -173,7 +176,7 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
     }
   }
   if (!engine_.parts().works.is_empty() || is_time_to_poll()) engine_.poll();
-  immediate.finish(call, key, plan.meeting, begin, is_traced ? now_ns() : 0);
+  immediate.finish(call, key, plan.meeting, begin, is_traced ? now_ns() : begin);
   return nullptr;
 }
 
@@ -257,7 +260,11 @@ size_t Driver::segment_bytes() {
 void Driver::watch_over(int64_t now) {
   std::string text = engine_.watch_over(now);
   const int requests = dump_requests.load(std::memory_order_relaxed);
-  if (std::exchange(dumps_done_, requests) != requests) text += engine_.dump();
+  if (std::exchange(dumps_done_, requests) != requests) {
+    text += engine_.dump();
+    if (flights_) flights_->flush();
+  }
+  engine_.parts().works.recorder().see(now);
   if (!text.empty()) std::fputs(text.c_str(), stderr);
 }
 
@@ -366,6 +373,23 @@ std::vector<uint64_t> Driver::take_ended() {
   if (in_forked_child()) return {};
   const Lock lock(mutex_);
   return engine_.parts().works.take_released();
+}
+
+void Driver::start_flight_recorder(const std::string& path, const std::string& host,
+                                   const std::string& version) {
+  const Lock lock = lock_for_call();
+  flights_ = std::make_unique<MappedFile>(path, FlightRecorder::bytes());
+  timespec today{};
+  clock_gettime(CLOCK_REALTIME, &today);
+  engine_.parts().works.recorder().start(
+      flights_->data(),
+      {rank(), size(), getpid(), today.tv_sec * kSecond + today.tv_nsec, host, version}, now_ns());
+}
+
+void Driver::note_end(const std::string& why) {
+  if (in_forked_child()) return;
+  const Lock lock(mutex_);
+  engine_.parts().works.recorder().note_end(why);
 }
 
 void Driver::start_trace() {

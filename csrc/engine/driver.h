@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/mapped_file.h"
 #include "bucket/plan.h"
 #include "engine/engine.h"
 #include "reduce/device_library.h"
@@ -216,6 +217,13 @@ class Driver {
   /// may be let go. A failed work may still be sending from its buffer when wait() raises.
   std::vector<uint64_t> take_ended();
 
+  /// Keeps the last works in a file from now on: see FlightRecorder.
+  /// @throws Error  there can be no such file
+  void start_flight_recorder(const std::string& path, const std::string& host,
+                             const std::string& version);
+  /// For who reads that file: this process ends by an error. Any thread, at any time.
+  void note_end(const std::string& why);
+
   /// Records works and waits from now on.
   void start_trace();
   /// What has ended since the last call, and what has begun since and is in flight. Any thread,
@@ -251,6 +259,7 @@ class Driver {
   void warn_of_shutdown(const std::string& what, int64_t now_ns);
 
   mutable std::mutex mutex_;
+  std::unique_ptr<MappedFile> flights_;  // where the engine's recorder writes
   Engine engine_;
   const bool threads_;
   const std::thread::id maker_;

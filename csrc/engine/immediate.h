@@ -40,7 +40,7 @@ class Immediate {
   std::unique_ptr<HostAllreduce> begin_direct(const Call& call, const Key& key, void* data) const;
 
   /// It is done.
-  /// @param begin_ns  for the trace, if that is on
+  /// @param begin_ns, now_ns  for the trace and the flight recorder, if they are on
   void finish(const Call& call, const Key& key, Meeting meeting, int64_t begin_ns, int64_t now_ns);
   /// It is not, because a rank is late or goes another way: a work from now on.
   std::shared_ptr<Work> submit(const Call& call, const Key& key, void* data,
@@ -55,6 +55,7 @@ class Immediate {
   SlotCall slot_call_of(const Call& call, const Key& key, Meeting meeting) const;
   std::shared_ptr<Work> submit(const Call& call, const Key& key,
                                std::unique_ptr<Collective> collective);
+  void record(const Call& call, const Key& key, int64_t begin_ns, int64_t end_ns);
 
   const SharedGroup& all_;
   Executor& executor_;

@@ -126,10 +126,14 @@ void Submissions::refuse(const Call& call, const std::string& why) {
   parts_.matching.advance(key);
   parts_.matching.take(key);
   if (group->is_all()) parts_.works.count_refused();
-  const std::string label = label_of(key, describe(call), *group);
+  const Description description = describe(call);
+  const std::string label = label_of(key, description, *group);
   const Failure failure{
       "rank " + std::to_string(parts_.rank) + " cannot make " + label + ": " + why,
       FailureKind::kMismatch, parts_.joining.meetings()};
+  FlightRecorder& recorder = parts_.works.recorder();
+  const int64_t now = parts_.clock.now_ns();
+  recorder.end(recorder.begin(key, description, *group, now), now, failure.text);
   parts_.transport->expect_stray_messages();
   for (const int to : group->ranks) {
     if (to != parts_.rank) failures_.send(to, MessageType::kMismatch, key, failure);

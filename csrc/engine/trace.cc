@@ -4,25 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/json.h"
+
 namespace ringdl {
 namespace {
-
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      result += '\\';
-      result += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      std::array<char, 8> code{};
-      std::snprintf(code.data(), code.size(), "\\u%04x", static_cast<unsigned>(c));
-      result += code.data();
-    } else {
-      result += c;
-    }
-  }
-  return result + '"';
-}
 
 std::string microseconds(int64_t ns) {
   std::array<char, 32> text{};

@@ -30,6 +30,7 @@ class Driver::Watch {
   Watch(Driver& driver, Lock& lock, bool for_good)
       : driver_(driver),
         diagnosis_(driver.engine_.parts().diagnosis),
+        recorder_(driver.engine_.parts().works.recorder()),
         lock_(lock),
         for_good_(for_good) {}
   ~Watch() {
@@ -44,10 +45,15 @@ class Driver::Watch {
       diagnosis_.check(*watched_, driver_.may_submit(), now);
       return;
     }
-    if (watched_) diagnosis_.wait_ends(*watched_, now);
+    if (watched_) {
+      diagnosis_.wait_ends(*watched_, now);
+      recorder_.wait_ends(flight_);
+    }
     watched_.reset();
     if (work == nullptr) return;
     watched_ = work->key;
+    flight_ = work->flight;
+    recorder_.wait_begins(flight_, now);
     diagnosis_.wait_begins(work->key, work->label(), work->group, for_good_, now);
   }
 
@@ -60,9 +66,11 @@ class Driver::Watch {
  private:
   Driver& driver_;
   Diagnosis& diagnosis_;
+  FlightRecorder& recorder_;
   Lock& lock_;
   const bool for_good_;
   std::optional<Key> watched_;
+  uint64_t flight_ = 0;  // of the same work
   uint32_t question_ = 0;
 };
 
@@ -111,9 +119,13 @@ std::string Driver::check_wait(Watch& watch, const Awaited& awaited, int64_t now
   if (now - awaited.begin_ns >= kDiagnoseAfterNs) watch.watch(&work, now);
   if (now >= deadline - count_within(awaited.timeout_ns)) watch.ask_all(work, deadline - now, now);
   if (now < deadline || work.ended()) return {};
-  return work.label() + " did not end within " + seconds_text(awaited.timeout_ns) + " on rank " +
-         std::to_string(rank()) + ": " + watch.answers(now) + " (" + work.collective->describe() +
-         "). It stays in flight: do not call again but wait for the same work, or end the job";
+  std::string why = work.label() + " did not end within " + seconds_text(awaited.timeout_ns) +
+                    " on rank " + std::to_string(rank()) + ": " + watch.answers(now) + " (" +
+                    work.collective->describe() +
+                    "). It stays in flight: do not call again but wait for the same work, or end "
+                    "the job";
+  engine_.parts().works.recorder().note(work.flight, why);
+  return why;
 }
 
 void Driver::wait(const std::shared_ptr<Work>& work, int64_t timeout_ns,
@@ -287,6 +299,7 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
   lock.lock();
   if (const auto& devices = engine_.parts().options.devices) devices->close_libraries();
   engine_.close();
+  engine_.parts().works.recorder().stop(true);
   closed_.store(true);
 }
 

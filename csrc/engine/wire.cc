@@ -8,27 +8,6 @@
 namespace ringdl {
 namespace {
 
-std::string shape_text(const Description& description) {
-  std::string text = has_uneven_rows(description.kind) ? "(*, " : "(";
-  for (int i = 0; i < std::min<int>(description.dimensions, kMaxDimensions); ++i) {
-    text += std::to_string(description.shape[i]) + ", ";
-  }
-  if (description.dimensions > kMaxDimensions) text += "..., ";
-  if (description.dimensions > 0 || has_uneven_rows(description.kind)) {
-    text.resize(text.size() - (description.dimensions == 1 ? 1 : 2));
-  }
-  return text + ")";
-}
-
-// Functions of one name differ in their digests.
-std::string reduction_text(const Description& description) {
-  if (description.operation == 0) return std::string(name_of(description.reduction));
-  char digest[17];
-  std::snprintf(digest, sizeof(digest), "%08x",
-                static_cast<unsigned>(description.operation & 0xffffffffu));
-  return std::string("'") + description.operation_name + "' (code " + digest + ")";
-}
-
 std::string ordinal(uint64_t number) {
   const bool teen = number / 10 % 10 == 1;
   const char* ending = teen               ? "th"
@@ -55,6 +34,27 @@ void set_name(Description& description, std::string_view name) {
 void set_operation_name(Description& description, std::string_view name) {
   const std::string_view fitting = cut_to_fit(name, kMaxOperationBytes - 1);
   fitting.copy(description.operation_name, fitting.size());
+}
+
+std::string shape_text(const Description& description) {
+  std::string text = has_uneven_rows(description.kind) ? "(*, " : "(";
+  for (int i = 0; i < std::min<int>(description.dimensions, kMaxDimensions); ++i) {
+    text += std::to_string(description.shape[i]) + ", ";
+  }
+  if (description.dimensions > kMaxDimensions) text += "..., ";
+  if (description.dimensions > 0 || has_uneven_rows(description.kind)) {
+    text.resize(text.size() - (description.dimensions == 1 ? 1 : 2));
+  }
+  return text + ")";
+}
+
+// Functions of one name differ in their digests.
+std::string reduction_text(const Description& description) {
+  if (description.operation == 0) return std::string(name_of(description.reduction));
+  char digest[17];
+  std::snprintf(digest, sizeof(digest), "%08x",
+                static_cast<unsigned>(description.operation & 0xffffffffu));
+  return std::string("'") + description.operation_name + "' (code " + digest + ")";
 }
 
 std::string label_of(const Key& key, const Description& description, const Group& group) {

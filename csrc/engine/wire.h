@@ -147,6 +147,11 @@ void set_operation_name(Description& description, std::string_view name);
 /// "allreduce 'layer1.weight'", "the 3rd unnamed barrier": how errors name a work.
 std::string label_of(const Key& key, const Description& description, const Group& group);
 
+/// "(2, 3)"; "(*, 3)" where rows may be uneven.
+std::string shape_text(const Description& description);
+/// "sum", or the name and the digest of a user's own.
+std::string reduction_text(const Description& description);
+
 /// Empty if another rank and this rank mean the same, else what differs: "shape (2, 3) on rank 0
 /// and (2, 4) on rank 1".
 std::string difference(const Description& theirs, int their_rank, const Description& ours,

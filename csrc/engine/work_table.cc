@@ -40,6 +40,7 @@ std::shared_ptr<Work> WorkTable::make_prepared(const Description& description, c
 
 void WorkTable::begin(const std::shared_ptr<Work>& work) {
   work->begin_ns = clock_.now_ns();
+  work->flight = recorder_.begin(work->key, work->description, *work->group, work->begin_ns);
   in_flight_[work->key] = work;
   if (work->keyed_channel) ++keyed_works_;
   work->state = Work::State::kRunning;
@@ -119,16 +120,19 @@ void WorkTable::touch(Work& work) {
 }
 
 // What finish() and fail() have in common.
-void WorkTable::end(const std::shared_ptr<Work>& work) {
+void WorkTable::end(const std::shared_ptr<Work>& work, const Failure& why) {
   if (work->keyed_channel) --keyed_works_;
   in_flight_.erase(work->key);
   if (work->group->is_all()) ++common_ended_;
-  if (trace_.is_on()) trace_.add(event_of(*work, clock_.now_ns()));
+  if (!trace_.is_on() && !recorder_.is_on()) return;
+  const int64_t now = clock_.now_ns();
+  recorder_.end(work->flight, now, why.text);
+  if (trace_.is_on()) trace_.add(event_of(*work, now));
 }
 
 void WorkTable::finish(const std::shared_ptr<Work>& work) {
   if (work->keyed_channel) work->keyed_channel->finish();
-  end(work);
+  end(work, {});
   ++ended_;
   release(*work);
   work->state.store(Work::State::kDone, std::memory_order_release);
@@ -144,7 +148,7 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
   } else {
     work->bucket_channel->abort();
   }
-  end(work);
+  end(work, why);
   work->collective->stop();
   if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
     keep_for_good(work->memory);

@@ -15,6 +15,7 @@
 #include "engine/channels.h"
 #include "engine/control.h"
 #include "engine/failure.h"
+#include "engine/flight_recorder.h"
 #include "engine/tags.h"
 #include "engine/trace.h"
 #include "engine/work.h"
@@ -95,6 +96,7 @@ class WorkTable {
   /// Of those, the ones of all ranks.
   int64_t common_ended() const { return common_ended_; }
   const EngineCounters& counters() const { return counters_; }
+  FlightRecorder& recorder() { return recorder_; }
   Trace& trace() { return trace_; }
   /// What has ended since the last call, and what has begun since and is in flight; nothing if
   /// nothing is recorded.
@@ -129,7 +131,7 @@ class WorkTable {
   ChannelContext context(const SharedGroup& group);
   void touch(Work& work);
   int step_polled();
-  void end(const std::shared_ptr<Work>& work);
+  void end(const std::shared_ptr<Work>& work, const Failure& why);
   void release(Work& work);
   bool is_idle(const Work& work) { return work.idle() && executor_.is_done(work.last_operation); }
 
@@ -140,6 +142,7 @@ class WorkTable {
   const OnEnd on_end_;
   EngineCounters counters_;
   TagPools tags_;
+  FlightRecorder recorder_;
   Trace trace_;
   Works in_flight_;
   std::deque<std::shared_ptr<Work>> touched_;

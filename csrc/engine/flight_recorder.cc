@@ -1,0 +1,228 @@
+#include "engine/flight_recorder.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "collective/planner/algorithms.h"
+
+namespace ringdl {
+namespace {
+
+constexpr char kMagic[8] = {'r', 'i', 'n', 'g', 'd', 'l', 'F', '1'};
+constexpr size_t kMostMembers = 512;  // of a group whose members are known to who reads it
+
+template <size_t kBytes>
+void write(char (&to)[kBytes], std::string_view text) {
+  const std::string_view fitting = cut_to_fit(text, kBytes - 1);
+  fitting.copy(to, fitting.size());
+  to[fitting.size()] = '\0';
+}
+
+// Seconds since 1970, to the microsecond.
+std::string seconds(int64_t unix_ns) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%lld.%06lld", static_cast<long long>(unix_ns / kSecond),
+                static_cast<long long>(unix_ns % kSecond / kMicrosecond));
+  return text.data();
+}
+
+}  // namespace
+
+struct FlightRecorder::Header {
+  char magic[8];
+  uint64_t flight_bytes;
+  int32_t rank;
+  int32_t size;
+  int64_t process;
+  int64_t begin_ns;  // of the engine's clock, as all times
+  int64_t unix_ns;   // then
+  int64_t seen_ns;
+  uint64_t begun;
+  uint8_t has_shut_down;
+  char host[64];
+  char version[32];
+  char why[1024];
+};
+
+struct FlightRecorder::Flight {
+  uint64_t number;
+  Key key;
+  Description description;
+  int64_t begin_ns;
+  int64_t end_ns;   // 0: in flight
+  int64_t wait_ns;  // since when it is waited for; 0: it is not
+  int32_t waits;
+  uint8_t names_members;                // else all ranks, or some with too large numbers
+  uint64_t members[kMostMembers / 64];  // a bit each
+  char group[64];
+  char why[512];
+};
+
+// Whether all that is looked up has a name: a damaged file may hold anything.
+bool FlightRecorder::is_whole(const Flight& flight) {
+  const Description& description = flight.description;
+  return flight.key.space <= KeySpace::kBox && description.kind <= Kind::kMessage &&
+         static_cast<int>(description.dtype) < kDTypeCount &&
+         description.reduction <= Reduction::kBitXor && description.algorithm <= Algorithm::kNccl &&
+         description.dimensions >= 0;
+}
+
+size_t FlightRecorder::bytes() { return sizeof(Header) + kMost * sizeof(Flight); }
+
+void FlightRecorder::start(std::byte* memory, const Owner& owner, int64_t now) {
+  static_assert(std::is_trivially_copyable_v<Flight> && sizeof(Header) % alignof(Flight) == 0);
+  header_ = reinterpret_cast<Header*>(memory);
+  flights_ = reinterpret_cast<Flight*>(memory + sizeof(Header));
+  header_->flight_bytes = sizeof(Flight);
+  header_->rank = owner.rank;
+  header_->size = owner.size;
+  header_->process = owner.process;
+  header_->begin_ns = header_->seen_ns = now;
+  header_->unix_ns = owner.unix_ns;
+  write(header_->host, owner.host);
+  write(header_->version, owner.version);
+  std::memcpy(header_->magic, kMagic, sizeof(kMagic));
+}
+
+uint64_t FlightRecorder::begin(const Key& key, const Description& description, const Group& group,
+                               int64_t now) {
+  if (header_ == nullptr) return 0;
+  const uint64_t number = header_->begun + 1;
+  Flight& flight = flights_[(number - 1) % kMost];
+  const std::atomic_ref<uint64_t> shown(flight.number);
+  shown.store(0, std::memory_order_release);
+  flight.key = key;
+  flight.description = description;
+  flight.begin_ns = now;
+  flight.end_ns = flight.wait_ns = 0;
+  flight.waits = 0;
+  flight.names_members = 0;
+  flight.group[0] = flight.why[0] = '\0';
+  if (!group.is_all()) {
+    write(flight.group, group.text);
+    std::fill(std::begin(flight.members), std::end(flight.members), 0);
+    flight.names_members = std::ranges::all_of(
+        group.ranks, [](int rank) { return static_cast<size_t>(rank) < kMostMembers; });
+    for (const int rank : group.ranks) {
+      if (flight.names_members != 0) flight.members[rank / 64] |= uint64_t{1} << rank % 64;
+    }
+  }
+  header_->begun = number;
+  shown.store(number, std::memory_order_release);
+  return number;
+}
+
+// Null if its place has been taken.
+FlightRecorder::Flight* FlightRecorder::find(uint64_t number) const {
+  if (header_ == nullptr || number == 0) return nullptr;
+  Flight& flight = flights_[(number - 1) % kMost];
+  return flight.number == number ? &flight : nullptr;
+}
+
+void FlightRecorder::end(uint64_t number, int64_t now, std::string_view why) {
+  Flight* const flight = find(number);
+  if (flight == nullptr) return;
+  if (!why.empty()) write(flight->why, why);
+  flight->end_ns = now;
+}
+
+void FlightRecorder::wait_begins(uint64_t number, int64_t now) {
+  Flight* const flight = find(number);
+  if (flight == nullptr) return;
+  if (flight->waits++ == 0) flight->wait_ns = now;
+}
+
+void FlightRecorder::wait_ends(uint64_t number) {
+  Flight* const flight = find(number);
+  if (flight == nullptr) return;
+  if (--flight->waits == 0) flight->wait_ns = 0;
+}
+
+void FlightRecorder::note(uint64_t number, std::string_view what) {
+  if (Flight* const flight = find(number)) write(flight->why, what);
+}
+
+void FlightRecorder::see(int64_t now) {
+  if (header_ != nullptr) header_->seen_ns = now;
+}
+
+void FlightRecorder::note_end(std::string_view why) {
+  if (header_ != nullptr) write(header_->why, why);
+}
+
+void FlightRecorder::stop(bool is_regular) {
+  if (header_ != nullptr) header_->has_shut_down = is_regular ? 1 : 0;
+  header_ = nullptr;
+}
+
+std::string FlightRecorder::json_of(std::string_view memory) {
+  Header header;
+  if (memory.size() < sizeof(header) || memory.substr(0, sizeof(kMagic) - 1) != "ringdlF") {
+    throw UsageError("it is no flight record");
+  }
+  std::memcpy(&header, memory.data(), sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 ||
+      header.flight_bytes != sizeof(Flight) || memory.size() != bytes()) {
+    throw UsageError("another version of ringdl has written it; read it with that one");
+  }
+  const auto text_of = [](const auto& field) {
+    return quoted(std::string_view(field, strnlen(field, sizeof(field))));
+  };
+  const auto time = [&header](int64_t ns) {
+    const auto later = static_cast<uint64_t>(ns) - static_cast<uint64_t>(header.begin_ns);
+    return ns == 0 ? "null" : seconds(static_cast<int64_t>(header.unix_ns + later));
+  };
+  const auto reason = [&](const auto& field) { return field[0] == '\0' ? "null" : text_of(field); };
+  std::string text =
+      R"({"rank": )" + std::to_string(header.rank) + R"(, "size": )" + std::to_string(header.size) +
+      R"(, "process": )" + std::to_string(header.process) + R"(, "host": )" + text_of(header.host) +
+      R"(, "version": )" + text_of(header.version) + R"(, "begin": )" + time(header.begin_ns) +
+      R"(, "seen": )" + time(header.seen_ns) + R"(, "has_shut_down": )" +
+      (header.has_shut_down != 0 ? "true" : "false") + R"(, "why": )" + reason(header.why) +
+      R"(, "begun": )" + std::to_string(header.begun) + R"(, "works": [)";
+  std::vector<Flight> flights;
+  for (size_t i = 0; i < kMost; ++i) {
+    Flight flight;
+    std::memcpy(&flight, memory.data() + sizeof(header) + i * sizeof(flight), sizeof(flight));
+    if (flight.number != 0 && is_whole(flight)) flights.push_back(flight);
+  }
+  std::ranges::sort(flights, {}, &Flight::number);
+  for (Flight& flight : flights) {
+    Description& description = flight.description;
+    description.name[kMaxNameBytes - 1] = '\0';
+    description.operation_name[kMaxOperationBytes - 1] = '\0';
+    flight.group[sizeof(flight.group) - 1] = '\0';
+    Group group;
+    group.text = flight.group;
+    std::string ranks;
+    for (size_t rank = 0; rank < kMostMembers && flight.names_members != 0; ++rank) {
+      if ((flight.members[rank / 64] >> rank % 64 & 1) == 0) continue;
+      ranks += (ranks.empty() ? "[" : ", ") + std::to_string(rank);
+    }
+    text +=
+        R"({"number": )" + std::to_string(flight.number) + R"(, "key": ")" +
+        std::to_string(static_cast<int>(flight.key.space)) + "." + std::to_string(flight.key.hash) +
+        R"(", "instance": )" + std::to_string(flight.key.instance) + R"(, "label": )" +
+        quoted(label_of(flight.key, description, group)) + R"(, "kind": )" +
+        quoted(name_of(description.kind)) + R"(, "dtype": )" + quoted(name_of(description.dtype)) +
+        R"(, "reduction": )" + quoted(reduction_text(description)) + R"(, "memory": )" +
+        quoted(name_of(description.memory)) + R"(, "algorithm": )" +
+        quoted(name_of(description.algorithm)) + R"(, "shape": )" +
+        quoted(shape_text(description)) + R"(, "root": )" + std::to_string(description.root) +
+        R"(, "ranks": )" + (ranks.empty() ? "null" : ranks + "]") + R"(, "begin": )" +
+        time(flight.begin_ns) + R"(, "end": )" + time(flight.end_ns) + R"(, "waited_since": )" +
+        time(flight.wait_ns) + R"(, "why": )" + reason(flight.why) + "},\n";
+  }
+  if (!flights.empty()) text.resize(text.size() - 2);
+  return text + "]}";
+}
+
+}  // namespace ringdl
