@@ -48,24 +48,24 @@ def execute(library: Library, command: list[str], restarts: int = 0, elastic: bo
     listener = _report.Listener() if elastic else None
     if listener is not None:
         os.environ[RUN_REPORT] = str(listener)
-    code, was_told = _run_below(command, listener)
+    received: list[int] = []
+    code = _run_below(command, listener, received)
     for restart in range(1, restarts + 1):
-        if code == 0 or was_told:
+        if code == 0 or received:
             break
         print(
             f"ringdl: the job has ended with {code}; it is started again ({restart} of {restarts})",
             file=sys.stderr,
             flush=True,
         )
-        code, was_told = _run_below(command, listener)
+        code = _run_below(command, listener, received)
     return code
 
 
-def _run_below(command: list[str], listener: _report.Listener | None) -> tuple[int, bool]:
-    """The exit code of mpirun, and whether this process was told to end meanwhile."""
+def _run_below(command: list[str], listener: _report.Listener | None, received: list[int]) -> int:
+    """The exit code of mpirun; what this process was told to end by is added to `received`."""
     if listener is not None:
         listener.expect()
-    received: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
     def receive(number: int, _frame: FrameType | None) -> None:
@@ -83,10 +83,10 @@ def _run_below(command: list[str], listener: _report.Listener | None) -> tuple[i
     for number in set(received):  # perhaps before there was a child
         child.send_signal(number)
     code = child.wait()
-    if code == 0 and listener is not None and listener.misses_an_end:
+    received[:] = [number for number in received if number in _ENDING]
+    if code == 0 and listener is not None and listener.misses_an_end():
         print("ringdl: mpirun reports success, but no rank has ended well", file=sys.stderr)
         code = 1
-    ending = [number for number in received if number in _ENDING]
-    if code == 0 and ending:
-        code = 128 + ending[0]
-    return code if code >= 0 else 128 - code, bool(ending)
+    if code == 0 and received:
+        code = 128 + received[0]
+    return code if code >= 0 else 128 - code

@@ -6,6 +6,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,13 @@ from ringdl._settings import Settings
 # written just before the abort.
 _FORWARD_SECONDS = 0.2
 
+# Such a launcher ends the others within so long after the first has aborted.
+_ABORT_SECONDS = 0.5
+_MOST_BEFORE = 20
+
+# A rank that raises tells why if it cannot end within so long.
+_TELL_SECONDS = 5.0
+
 # MPI counts elements in 32 bits before its version 4.
 _MPI_COUNT = 1 << 30
 
@@ -31,7 +39,11 @@ _finalizes = False
 """Whether this process ends MPI when it exits."""
 
 may_shrink = False
-"""Whether ranks may have gone on without others: then MPI_Finalize may not return."""
+"""Whether ranks may have gone on without others: then MPI_Finalize may not return. Open MPI's
+launcher tells them of a rank that a signal ends, or that returns 0, and of no other."""
+
+_told: BaseException | None = None
+"""An error whose traceback was printed before its rank could end."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,7 @@ def waiting(
         f"{who} ends, as it has waited {settings.timeout:g} s (RINGDL_TIMEOUT) until {event}: "
         f"{why}{advice}",
         settings.timeout,
+        may_shrink,
     )
     try:
         yield
@@ -315,7 +328,8 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
     process = os.getpid()
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        previous(kind, error, trace)
+        if error is not _told:
+            previous(kind, error, trace)
         tell_captured()
         if os.getpid() != process:  # a forked child must not touch the parent's MPI, even at exit
             sys.stdout.flush()
@@ -330,10 +344,32 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             )
             sys.stdout.flush()
             sys.stderr.flush()
-            time.sleep(_FORWARD_SECONDS)
+            # Open MPI's launcher may hang if ranks that it lets go on abort at once.
+            before = min(mpi.COMM_WORLD.Get_rank(), _MOST_BEFORE) if may_shrink else 0
+            time.sleep(_FORWARD_SECONDS + before * _ABORT_SECONDS)
             mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
+
+
+@contextmanager
+def telling_late(error: BaseException) -> Iterator[None]:
+    """While a rank that ends by an error waits for the others: print it, if that lasts."""
+
+    def tell() -> None:
+        global _told
+        _told = error
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        print("ringdl: this rank ends once the others have noticed", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(_TELL_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def end_alone(error: BaseException) -> None:
@@ -341,7 +377,7 @@ def end_alone(error: BaseException) -> None:
     _flights.note_end(error)
     if isinstance(error, SystemExit):
         print(f"ringdl: a rank ends by SystemExit({error.code!r})", file=sys.stderr)
-    else:
+    elif error is not _told:
         sys.__excepthook__(type(error), error, error.__traceback__)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ringdl import _engine, _startup
+from ringdl import _engine, _startup, _timeline
 from ringdl._communicator import Communicator
 from ringdl._errors import Error, StallError, UsageError
 from ringdl._launch import detect
-from ringdl._settings import read_settings
 
 _HAS_ENDED, _RAISES = 1, 2
 
@@ -49,7 +48,9 @@ def outliving() -> Iterator[None]:
         if os.getpid() != process:  # a forked child must not touch its parent's MPI
             raise
         _startup.get_communicator()._shared.engine.abandon()  # all others notice
-        if _agree(_RAISES) & _RAISES == 0:
+        with _mpi.telling_late(error):
+            do_all = _agree(_RAISES) & _RAISES != 0
+        if not do_all:
             _mpi.end_alone(error)
         raise
 
@@ -62,6 +63,8 @@ def agree(has_ended: bool) -> bool:
     """
     if not can_go_on():
         return has_ended
+    if not has_ended:  # all that wait for this rank notice, in whatever group
+        _startup.get_communicator()._shared.engine.abandon()
     return _agree(_HAS_ENDED if has_ended else 0) & _HAS_ENDED != 0
 
 
@@ -77,7 +80,7 @@ def _waiting() -> AbstractContextManager[None]:
 
     return _mpi.waiting(
         detect(os.environ),
-        read_settings(os.environ),
+        _startup.get_communicator()._shared.settings,
         "the ranks that are left agree how to go on",
         "some rank computes for as long, without a call of ringdl, or does not answer",
         "",
@@ -93,16 +96,16 @@ def go_on() -> Communicator:
     Raises:
         StallError, UsageError: as of `init`.
     """
-    from ringdl import _mpi
+    from ringdl import _mpi, _ulfm
 
     shared = _startup.get_communicator()._shared
-    settings = read_settings(os.environ)
-    tuning, place, present = shared.tuning, shared.place, shared.mpi
+    tuning, place, present, settings = shared.tuning, shared.place, shared.mpi, shared.settings
     connections = shared.connections
     assert place is not None
     assert connections is not None
     _engine.set_default(None, None)
     shared.engine.abandon()
+    _timeline.leave_if_recording()
     for settle in _startup.before_shutdown:
         settle()
     while True:
@@ -111,6 +114,7 @@ def go_on() -> Communicator:
         place = place.of(_mpi.translate_ranks(left, present), present.Get_rank())
         present = left
         engine: Any = None
+        communicator = None
         try:
             engine = connections.connect(left, settings.timeout)
             shared.renew(engine, settings, place.numbers, left, shared.vendor)
@@ -118,12 +122,19 @@ def go_on() -> Communicator:
             communicator = _startup.set_up(shared, place, settings, tuning)
         except (UsageError, StallError):
             raise
-        except Error:  # another one has failed
+        except Error:  # another one has failed: those that still connect hear of it
             if engine is not None:
                 engine.abandon()
             left.Revoke()
-        else:
-            _startup.make_default(communicator)
-            for follow in renumbered:
-                follow()
-            return communicator
+        except Exception as error:  # of this rank alone, which the others notice by its end
+            _mpi.end_alone(error)
+        with _waiting():  # one may have failed when some had connected
+            have_connected = _ulfm.agree(left, int(communicator is not None))
+        if communicator is None or not have_connected:
+            if engine is not None:
+                engine.abandon()
+            continue
+        _startup.make_default(communicator)
+        for follow in renumbered:
+            follow()
+        return communicator

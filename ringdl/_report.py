@@ -7,11 +7,13 @@ that all is well.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
 import socket
 import threading
+import time
 
 from ringdl import _sockets
 
@@ -19,6 +21,8 @@ RUN_REPORT = "RINGDL_RUN_REPORT"
 """Where, and by which secret: `run` sets it for the ranks."""
 
 BEGUN, ENDED = b"begun", b"ended"
+_HEARD = b"heard"
+_MOST_BYTES = 64
 _SECONDS = 2.0
 """For a call: a network that does not answer within it leads elsewhere."""
 
@@ -37,10 +41,18 @@ class Listener:
         port = self._socket.getsockname()[1]
         return ",".join([self._secret, str(port), "127.0.0.1", *_sockets.networks()])
 
-    @property
-    def misses_an_end(self) -> bool:
-        """Whether ranks have begun, as far as is known, and have not ended well."""
-        return BEGUN in self._heard and ENDED not in self._heard
+    def misses_an_end(self, within: float = _SECONDS) -> bool:
+        """Whether ranks have begun, as far as is known, and have not ended well.
+
+        Args:
+            within: so many seconds, for a report that is on its way.
+        """
+        deadline = time.monotonic() + within
+        while BEGUN in self._heard and ENDED not in self._heard:
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(0.01)
+        return False
 
     def expect(self) -> None:
         """Another job begins."""
@@ -48,15 +60,28 @@ class Listener:
 
     def _listen(self) -> None:
         while True:
-            caller, _ = self._socket.accept()
-            with caller:
-                caller.settimeout(_SECONDS)
-                try:
-                    secret, _, word = caller.makefile("rb").read().partition(b" ")
-                except OSError:
-                    continue
-                if hmac.compare_digest(secret, self._secret.encode()):
-                    self._heard.add(word)
+            try:
+                caller, _ = self._socket.accept()
+            except OSError:  # too many files are open
+                time.sleep(0.1)
+                continue
+            # Whoever calls and says nothing keeps nobody waiting.
+            threading.Thread(target=self._hear, args=(caller,), daemon=True).start()
+
+    def _hear(self, caller: socket.socket) -> None:
+        deadline = time.monotonic() + _SECONDS
+        said = b""
+        with caller, contextlib.suppress(OSError):
+            while len(said) <= _MOST_BYTES:
+                caller.settimeout(max(0.001, deadline - time.monotonic()))
+                more = caller.recv(_MOST_BYTES)
+                said += more
+                if not more:
+                    break
+            secret, _, word = said.partition(b" ")
+            if hmac.compare_digest(secret, self._secret.encode()) and word in (BEGUN, ENDED):
+                self._heard.add(word)
+                caller.sendall(_HEARD)
 
 
 def tell(word: bytes) -> None:
@@ -66,6 +91,8 @@ def tell(word: bytes) -> None:
         try:
             with socket.create_connection((address, int(port)), timeout=_SECONDS) as called:
                 called.sendall(secret.encode() + b" " + word)
-                return
+                called.shutdown(socket.SHUT_WR)
+                if called.recv(len(_HEARD)) == _HEARD:
+                    return
         except OSError:
             continue

@@ -37,15 +37,25 @@ def map_file(file: Path) -> tuple[Arrays, dict[str, str]]:
     if begin > len(data):
         raise UsageError(f"{file} is no safetensors file, or was cut")
     try:
-        header = json.loads(bytes(data[8:begin]))
+        header = json.loads(bytes(data[8:begin]), object_pairs_hook=_without_repeats)
         metadata = header.pop(_METADATA, {})
-        return {
-            name: _view(file, name, its, data[begin:]) for name, its in header.items()
-        }, metadata
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if any(not isinstance(text, str) for pair in metadata.items() for text in pair):
+            raise ValueError(_METADATA)
+        arrays = {name: _view(file, name, its, data[begin:]) for name, its in header.items()}
+        ends = sorted(tuple(its["data_offsets"]) for its in header.values())
+        if [first for first, _ in ends] != [0, *(last for _, last in ends)][: len(ends)]:
+            raise ValueError("arrays overlap, or have bytes between them")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{file} is no safetensors file, or was cut") from None
+    return arrays, metadata
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return dict(pairs)
 
 
 def _view(file: Path, name: str, its: Any, data: Array) -> Array:
@@ -60,10 +70,9 @@ def _view(file: Path, name: str, its: Any, data: Array) -> Array:
     else:
         raise UsageError(f"{file}: {name!r} is {its['dtype']}, which NumPy does not have")
     first, last = its["data_offsets"]
-    part = data[first:last]
-    if len(part) != last - first:
-        raise UsageError(f"{file} is no safetensors file, or was cut")
-    return np.frombuffer(part, dtype).reshape(its["shape"])
+    if not 0 <= first <= last <= len(data) or any(extent < 0 for extent in its["shape"]):
+        raise ValueError("it lies elsewhere")
+    return np.frombuffer(data[first:last], dtype).reshape(its["shape"])
 
 
 def write(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
@@ -88,6 +97,11 @@ def write(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, s
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for array in arrays.values():
-        is_little = array.dtype.str[0] != ">"
-        ordered = array if is_little else array.astype(array.dtype.newbyteorder("<"))
-        file.write(np.ascontiguousarray(ordered).reshape(-1).view(np.uint8).data)
+        file.write(np.ascontiguousarray(little_endian(array)).reshape(-1).view(np.uint8).data)
+
+
+def little_endian(array: Array) -> Array:
+    """The same values in the byte order of such files."""
+    if array.dtype.str[0] != ">":
+        return array
+    return array.astype(array.dtype.newbyteorder("<"))

@@ -41,6 +41,7 @@ class Shared:
         mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
         place: where this rank is among the hosts; None if there is no MPI.
         connections: by which ranks go on without those that fail; None if they cannot.
+        settings: that all ranks have agreed on.
         timeout: seconds of a wait that names none.
         checks_replicas: whether wrapped optimizers compare the parameters of all ranks.
         jax_memory: whether arrays of JAX are born where ranks share memory.
@@ -79,6 +80,7 @@ class Shared:
         self.mpi = mpi
         self.place: Hosts | None = None
         self.connections: Connections | None = None
+        self.settings = settings
         self.timeout = settings.timeout
         self.checks_replicas = settings.check_replicas
         self.jax_memory = settings.jax_memory

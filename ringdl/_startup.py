@@ -199,6 +199,7 @@ def _agree(
     agreed = communicator.broadcast_object(settings, name="ringdl.settings")
     epoch = np.array([shared.epoch])  # ranks may have been in different jobs before
     shared.epoch = communicator.allreduce(epoch, Reduction.Max, "ringdl.epoch").item()
+    shared.settings = agreed
     shared.timeout = communicator._timeout = agreed.timeout
     shared.checks_replicas = agreed.check_replicas
     shared.jax_memory = agreed.jax_memory
@@ -213,7 +214,7 @@ def _agree(
     if agreed.flight_recorder is not None:
         _flights.start(communicator, agreed.flight_recorder)
     if agreed.timeline is not None:
-        _timeline.start(communicator, agreed.timeline)
+        _timeline.start(communicator, _timeline.path_in_epoch(agreed.timeline, shared.epoch))
     engine.forget_submitters()
     if no_memory is not None:
         import warnings

@@ -158,6 +158,12 @@ def span(category: str, name: str) -> Iterator[None]:
             recorder.spans.append((name, category, begin, time.monotonic_ns(), thread))
 
 
+def path_in_epoch(path: str, epoch: int) -> str:
+    """A file for each generation of ranks: FILE.json, FILE.epoch2.json."""
+    base, extension = os.path.splitext(path)
+    return path if epoch == 1 else f"{base}.epoch{epoch}{extension}"
+
+
 def start(communicator: Communicator, path: str | os.PathLike[str]) -> None:
     """Record from now on; see `ringdl.start_timeline`."""
     global recording

@@ -1,5 +1,6 @@
 """Ranks that are killed: those that are left go on, and train what they would have trained."""
 
+import json
 import os
 import random
 import re
@@ -77,6 +78,59 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
     (digest,) = digests(ended, left)
     went_on(ended)
     assert digest == digest_by_hand(python, "elastic_torch.py", f"{left}.pt", left, tmp_path), kills
+
+
+@pytest.mark.parametrize(
+    ("case", "left"),
+    [
+        ("in_groups", 2),
+        ("between_runs", 2),
+        ("between_passes", 2),
+        ("parameters_that_differ", 2),
+        ("one_raises_while_others_compute", 2),
+        ("one_raises_in_the_recovery", 1),
+    ],
+)
+def test_they_go_on(python: str, case: str, left: int, tmp_path: Path) -> None:
+    ended = run_elastic(
+        python, "elastic_cases.py", case, folder=tmp_path, ranks=3, RINGDL_TIMEOUT="6"
+    )
+    assert ended.code == 0, ended.text
+    assert ended.output.count(f"ended on {left}\n") == left, ended.text
+    why = {
+        "one_raises_while_others_compute": "ZeroDivisionError: here alone",
+        "one_raises_in_the_recovery": "OSError: too many open files",
+    }
+    assert ended.errors.count("Traceback") == (case in why), ended.text
+    assert why.get(case, "") in ended.errors
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("all_raise", "ZeroDivisionError: everywhere"),
+        ("at_the_first_commit", "with it is lost what it had in `own`; start again"),
+        ("no_rank_is_lost", "as if a rank were lost, while none was"),
+    ],
+)
+def test_they_cannot_go_on(python: str, case: str, why: str, tmp_path: Path) -> None:
+    ended = run_elastic(python, "elastic_cases.py", case, folder=tmp_path, ranks=3)
+    assert ended.code == 1, ended.text
+    assert why in ended.errors, ended.text
+
+
+def test_each_epoch_has_its_timeline(python: str, tmp_path: Path) -> None:
+    ended = run_elastic(
+        python,
+        "elastic_cases.py",
+        "in_groups",
+        folder=tmp_path,
+        ranks=3,
+        RINGDL_TIMELINE=str(tmp_path / "timeline.json"),
+    )
+    assert ended.code == 0, ended.text
+    for name in ("timeline.json", "timeline.rank2.json", "timeline.epoch2.json"):
+        assert json.loads((tmp_path / name).read_text())["traceEvents"]
 
 
 def test_compiled_functions_go_on(python: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 #include "base/late_call.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,10 +10,10 @@
 namespace ringdl {
 
 LateCall::LateCall(std::string text, double late_after_seconds, std::string last_words,
-                   double end_after_seconds)
+                   double end_after_seconds, bool by_signal)
     : thread_([this, text = std::move(text), late_after_seconds, last_words = std::move(last_words),
-               end_after_seconds] {
-        watch(text, late_after_seconds, last_words, end_after_seconds);
+               end_after_seconds, by_signal] {
+        watch(text, late_after_seconds, last_words, end_after_seconds, by_signal);
       }) {}
 
 LateCall::~LateCall() {
@@ -32,13 +33,14 @@ bool LateCall::returns_within(double seconds) {
 }
 
 void LateCall::watch(const std::string& text, double late_after_seconds,
-                     const std::string& last_words, double end_after_seconds) {
+                     const std::string& last_words, double end_after_seconds, bool by_signal) {
   if (late_after_seconds > 0 && late_after_seconds < end_after_seconds) {
     if (returns_within(late_after_seconds)) return;
     std::fprintf(stderr, "%s\n", text.c_str());
   }
   if (returns_within(end_after_seconds)) return;
   std::fprintf(stderr, "%s\n", last_words.c_str());
+  if (by_signal) kill(getpid(), SIGKILL);
   _exit(1);  // exit handlers would wait for the call
 }
 

@@ -111,8 +111,9 @@ NB_MODULE(_engine, module) {
 
   module.def("dump_on_signal", &dump_on_signal, nb::arg("signal"));
   nb::class_<LateCall>(module, "LateCall")
-      .def(nb::init<std::string, double, std::string, double>(), nb::arg("text"),
-           nb::arg("late_after"), nb::arg("last_words"), nb::arg("end_after"));
+      .def(nb::init<std::string, double, std::string, double, bool>(), nb::arg("text"),
+           nb::arg("late_after"), nb::arg("last_words"), nb::arg("end_after"),
+           nb::arg("by_signal"));
   module.def(
       "stream_copy",
       [](const nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig>& into,

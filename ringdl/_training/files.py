@@ -39,8 +39,9 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]
     """Write a file beside its place and move it there, so that it never exists in part."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
     try:
-        with beside.open("wb") as file:
+        with beside.open("xb") as file:  # never another's, by a link that somebody has put there
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -164,7 +164,7 @@ class Gradients(Generic[A]):
         self.averages_at_end = self._is_last_pass()
         if self.averages_at_end:
             self._follow()
-        if self._rounds.ready:
+        if self._rounds.ready and self._epoch == self.communicator.epoch:
             # The last pass failed half-way; the other ranks wait for what it has begun.
             self._reduce([None] * len(self._store.specs))
 

@@ -109,9 +109,7 @@ class ShardedSampler:
         import numpy as np
 
         self._follow()
-        order = np.arange(self.sample_count)
-        if self._shuffle:
-            np.random.default_rng((self._seed, self._epoch)).shuffle(order)
+        order = self._order()
         left = order[self._consumed :]
         if self._remainder == "drop":
             left = left[: len(left) // self._size * self._size]
@@ -119,6 +117,15 @@ class ShardedSampler:
             missing = -len(left) % self._size
             left = np.concatenate([left, np.resize(order, missing)])
         return left[self._rank :: self._size]
+
+    def _order(self) -> NDArray[np.int64]:
+        """All samples, as the epoch has them."""
+        import numpy as np
+
+        order = np.arange(self.sample_count)
+        if self._shuffle:
+            np.random.default_rng((self._seed, self._epoch)).shuffle(order)
+        return order
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices().tolist())

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import threading
 import warnings
 import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +27,31 @@ from ringdl.elastic import _trees
 
 _ABOUT = "ringdl"
 _CHECKSUM = "crc32"
-_FILE = re.compile(r"(\d{9})(?:\.own-\d+-of-\d+)?\.safetensors")
+_FILE = re.compile(r"(\d{9,})(?:\.own-\d+-of-(\d+))?\.safetensors")
+_BESIDE = re.compile(rf"\.{_FILE.pattern}\.\d+")
+"""What `write_whole` leaves where its process is killed."""
+
 _KEPT = 2
 """How many commits stay: the newest may turn out to be cut."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is to begin with.
+
+    Attributes:
+        run: a name for the job that begins now: files of one commit are of one job.
+        last_number: the highest of a file, whether it is taken or not: new ones come after it.
+        number: of the commit that is taken; 0 if there is none.
+        values: its values; None if there is none.
+        lengths: of the parts of each rank, by name.
+    """
+
+    run: str
+    last_number: int
+    number: int = 0
+    values: dict[str, Any] | None = None
+    lengths: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -39,10 +65,13 @@ class Checkpoints:
         every: so many commits.
     """
 
+    run = ""
+    """Of what `newest` has found."""
+
     def __init__(self, folder: str | os.PathLike[str], every: int) -> None:
         if every < 1:
             raise UsageError(f"a checkpoint every {every} commits; pass 1 or more")
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()
         self._every = every
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
@@ -78,53 +107,69 @@ class Checkpoints:
     ) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            common = {"number": number, "size": size, "run": self.run}
             if own:
-                _write(self._own(number, rank, size), own, {"rank": rank, "size": size})
+                _write(self._own(number, rank, size), own, common | {"rank": rank})
             if rank == 0:
                 arrays: Arrays = {}
                 described = {
                     name: _trees.encode(value, name, arrays) for name, value in values.items()
                 }
-                about = {"number": number, "size": size, "own": [*own], "values": described}
+                about = common | {"own": sorted(own), "values": described}
                 _write(self.folder / f"{number:09}.safetensors", arrays, about)
-                self._remove_old()
+                self._remove_old(has_own=bool(own))
         except Exception as error:  # told of in the thread that trains
             self._problem = error
 
-    def _remove_old(self) -> None:
-        found = self._files()
-        newest = sorted({number for number, _ in found})[-_KEPT:]
-        for number, file in found:
-            if number not in newest:
-                file.unlink(missing_ok=True)
+    def _remove_old(self, has_own: bool) -> None:
+        """Remove commits before the last two that all ranks have written."""
+        files = self._files()
+        whole = sorted(
+            (number for number, its in files.items() if _is_whole(its, has_own)), reverse=True
+        )
+        for number, its in files.items():
+            if len(whole) >= _KEPT and number < whole[_KEPT - 1]:
+                for file in its:
+                    if _is_ours(file):
+                        file.unlink(missing_ok=True)
 
-    def _files(self) -> list[tuple[int, Path]]:
-        files = self.folder.iterdir() if self.folder.is_dir() else iter(())
-        matched = [(file, _FILE.fullmatch(file.name)) for file in files]
-        return [(int(match[1]), file) for file, match in matched if match is not None]
+    def _files(self) -> dict[int, list[Path]]:
+        """By commit."""
+        found: defaultdict[int, list[Path]] = defaultdict(list)
+        for file in self.folder.iterdir() if self.folder.is_dir() else iter(()):
+            match = _FILE.fullmatch(file.name)
+            if match is not None:
+                found[int(match[1])].append(file)
+        return found
 
-    def newest(
-        self, like: dict[str, Any]
-    ) -> tuple[int, dict[str, Any], dict[str, list[int]]] | None:
-        """The newest commit whose files are whole: its number, values, and lengths of own parts.
+    def newest(self, like: dict[str, Any]) -> Found:
+        """The newest commit whose files are whole.
 
-        Those that were cut, or are no checkpoints, are warned of, and the one before is taken.
+        Those that were cut, or are no checkpoints, are warned of, and the one before is taken. What
+        writers that were killed have left is removed.
 
         Args:
             like: values of the same structure.
         """
-        for number in sorted({number for number, _ in self._files()}, reverse=True):
+        numbers = sorted(self._files(), reverse=True)
+        run, last_number = secrets.token_hex(8), max(numbers, default=0)
+        for file in self.folder.iterdir() if self.folder.is_dir() else iter(()):
+            if _BESIDE.fullmatch(file.name):
+                file.unlink(missing_ok=True)
+        for number in numbers:
             try:
-                return self._read(number, like)
-            except (UsageError, OSError) as error:
+                return Found(run, last_number, number, *self._read(number, like))
+            except Exception as error:  # other programs' files may hold anything
                 warnings.warn(
-                    f"checkpoint {number} is left out: {error}", RuntimeWarning, stacklevel=4
+                    f"checkpoint {number} is left out: {error or repr(error)}",
+                    RuntimeWarning,
+                    stacklevel=4,
                 )
-        return None
+        return Found(run, last_number)
 
     def _read(
         self, number: int, like: dict[str, Any]
-    ) -> tuple[int, dict[str, Any], dict[str, list[int]]]:
+    ) -> tuple[dict[str, Any], dict[str, list[int]]]:
         arrays, about = _read(self.folder / f"{number:09}.safetensors")
         if about["values"].keys() != like.keys():
             raise UsageError(
@@ -132,13 +177,16 @@ class Checkpoints:
             )
         lengths: dict[str, list[int]] = {name: [] for name in about["own"]}
         for rank in range(about["size"] if lengths else 0):
-            parts, _ = _read(self._own(number, rank, about["size"]))
+            file = self._own(number, rank, about["size"])
+            parts, its = _read(file)
+            if (its["number"], its["run"]) != (about["number"], about["run"]):
+                raise UsageError(f"{file} was written by another job, or is of another commit")
             for name, part in parts.items():
                 lengths[name].append(len(part))
         values = {
             name: _trees.decode(its, like[name], arrays) for name, its in about["values"].items()
         }
-        return number, values, lengths
+        return values, lengths
 
     def _own(self, number: int, rank: int, size: int) -> Path:
         return self.folder / f"{number:09}.own-{rank}-of-{size}.safetensors"
@@ -172,6 +220,21 @@ class Checkpoints:
             ) from None
 
 
+def _is_whole(files: Sequence[Path], has_own: bool) -> bool:
+    """Whether all ranks have written their files of a commit, which is whole then."""
+    sizes = [match[2] for file in files if (match := _FILE.fullmatch(file.name)) is not None]
+    parts = [size for size in sizes if size is not None]
+    has_parts = len(parts) >= int(parts[0]) if parts else not has_own
+    return None in sizes and has_parts
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        return _ABOUT in _safetensors.map_file(file)[1]
+    except (UsageError, OSError):
+        return False
+
+
 def _write(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
     text = json.dumps(about)
     metadata = {_ABOUT: text, _CHECKSUM: str(_checksum(arrays, text))}
@@ -199,6 +262,6 @@ def _read(file: Path) -> tuple[Arrays, dict[str, Any]]:
 def _checksum(arrays: Arrays, text: str) -> int:
     checksum = zlib.crc32(text.encode())
     for name in arrays:
-        rows = np.ascontiguousarray(arrays[name]).reshape(-1)
+        rows = np.ascontiguousarray(_safetensors.little_endian(arrays[name])).reshape(-1)
         checksum = zlib.crc32(rows.view(np.uint8).data, zlib.crc32(name.encode(), checksum))
     return checksum

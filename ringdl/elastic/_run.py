@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from ringdl import _recovery
-from ringdl._errors import RankFailedError, UsageError
+from ringdl._errors import Error, RankFailedError, UsageError
 from ringdl._startup import get_communicator
 from ringdl.elastic._state import State
 
@@ -16,6 +16,12 @@ Result = TypeVar("Result")
 Train = Callable[..., Result]
 
 _log = logging.getLogger("ringdl")
+
+_MOST_FRUITLESS = 3
+_FRUITLESS = (
+    f"train() has failed {_MOST_FRUITLESS} times, as if a rank were lost, while none was, and "
+    "nothing was committed"
+)
 
 
 @overload
@@ -61,11 +67,17 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
             "ringdl.elastic.State, which can be committed and restored"
         )
     begins = state._begin
+    failure: Exception | None = None
+    fruitless = size = 0
     with _recovery.outliving():
         while True:
             has_ended = False
             try:
-                begins()
+                goes_on = begins() or size != get_communicator().size
+                fruitless = 0 if goes_on else fruitless + 1
+                if fruitless == _MOST_FRUITLESS:
+                    raise Error(_FRUITLESS) from failure
+                size = get_communicator().size
                 result = train(state, *args, **kwargs)
                 get_communicator().barrier(name="ringdl.elastic.end")
                 has_ended = True
@@ -73,6 +85,7 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
                 if not (_tells_of_a_failed_rank(error) and _recovery.can_go_on()):
                     raise
                 _log.warning("rank %d goes on: %s", get_communicator().rank, error)
+                failure = error
             if _recovery.agree(has_ended):
                 state._finish()
                 return result

@@ -45,7 +45,7 @@ def keep(parts: Mapping[str, Array], copies: int, ranks: Communicator) -> Kept:
     place = order.index(ranks.rank)
     copies = min(copies, ranks.size - 1)
     others = {order[(place - distance) % ranks.size]: Arrays() for distance in range(1, copies + 1)}
-    own = {name: np.array(part) for name, part in parts.items()}
+    own = {name: np.array(parts[name]) for name in sorted(parts)}  # the same order on all
     for name, part in own.items() if copies else ():
         splits = [0] * ranks.size
         for distance in range(1, copies + 1):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl._errors import UsageError
+from ringdl._communicator import Communicator
+from ringdl._errors import Error, UsageError
 from ringdl._safetensors import Array, Arrays
 from ringdl._startup import get_communicator
 from ringdl._training.files import on_rank_0
@@ -20,7 +21,9 @@ class _Commit:
     """What a rank holds of one commit.
 
     Attributes:
+        epoch: of ranks, and
         number: which one, from 1 on.
+        objects: the values themselves, as they were then.
         values: copies of them.
         kept: this rank's parts of arrays that are cut, and those of another rank; None if there are
             none.
@@ -28,11 +31,18 @@ class _Commit:
         size: how many ranks there were.
     """
 
+    epoch: int
     number: int
+    objects: dict[str, Any]
     values: dict[str, Any]
     kept: _shards.Kept | None
     rank: int
     size: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The same on all ranks that have made it."""
+        return self.epoch, self.number
 
 
 class State:
@@ -40,8 +50,8 @@ class State:
 
     Values are attributes, to be read and assigned: arrays, numbers, anything that can be copied;
     what has ``state_dict`` and ``load_state_dict`` (models, optimizers, `ElasticSampler`,
-    `ringdl.data.Loader`) is kept by these and stays the same object, as do NumPy's arrays. They are
-    the same on all ranks: at first those of rank 0.
+    `ringdl.data.Loader`) is kept by these and stays the same object, as do NumPy's arrays that are
+    no views of others. They are the same on all ranks: at first those of rank 0.
 
     `commit` keeps a copy in memory. After a failure each rank that is left has the values of the
     last commit again, and what was done since is done again: no step before it is lost.
@@ -49,7 +59,8 @@ class State:
     Args:
         own: arrays of which each rank has a part, by name: rows of a whole that are its alone, as
             the moments of a sharded optimizer are. Each commit sends copies to other ranks, on
-            another host if there is one, so they survive a failure; then the whole is cut anew,
+            another host as far as hosts have equally many, so they survive a failure; then the
+            whole is cut anew,
             earlier ranks take the remainder. They are ``state.own[name]``, to be read and assigned.
         copies: to how many ranks: so many may fail at once.
         checkpoint: a folder, which all hosts see, for commits that outlive the job: when it is
@@ -74,6 +85,8 @@ class State:
     _commits: list[_Commit]
     _copies: int
     _number: int
+    _first_number: int
+    _has_begun: bool
     _checkpoints: Checkpoints | None
 
     def __init__(
@@ -93,8 +106,14 @@ class State:
         self._commits = []
         """The last two."""
         self.own = dict(own or {})
+        if copies < 0:
+            raise UsageError(
+                f"copies is {copies}: to how many other ranks parts are sent; pass 0 or more"
+            )
         self._copies = copies
         self._number = 0  # of commits
+        self._first_number = 0  # what `train` has begun with
+        self._has_begun = False  # some `run` has taken what a checkpoint has
         self._checkpoints = (
             None if checkpoint is None else Checkpoints(checkpoint, checkpoint_every)
         )
@@ -129,8 +148,9 @@ class State:
         """
         ranks = get_communicator()
         kept = _shards.keep(self.own, self._copies, ranks) if self.own else None
-        self._number += 1
-        made = _Commit(self._number, self._copy(), kept, ranks.rank, ranks.size)
+        number, objects = self._number + 1, dict(self._values)
+        made = _Commit(ranks.epoch, number, objects, self._copy(), kept, ranks.rank, ranks.size)
+        self._number = number
         # The one before stays: a rank may have failed before others have made this one.
         self._commits = [*self._commits[-1:], made]
         if self._checkpoints is not None:
@@ -147,7 +167,7 @@ class State:
         if not self._commits:
             raise UsageError("restore() before the first commit(): there is nothing to go back to")
         last = self._commits[-1]
-        self._take(last.values)
+        self._take(last.values, last.objects)
         if last.kept is not None:
             self.own = {name: part.copy() for name, part in last.kept[last.rank].items()}
 
@@ -171,58 +191,119 @@ class State:
         self._commits = []
         self.commit()
 
-    def _begin(self) -> None:
-        """Take the newest checkpoint, if there is one, else the values of rank 0. Collective."""
-        if self._checkpoints is not None:
-            checkpoints, like = self._checkpoints, self._copy()
+    def _begin(self) -> bool:
+        """Take the newest checkpoint, if there is one, else the values of rank 0. Collective.
+
+        Files are read once: another `run` goes on from the values as they are.
+
+        Returns:
+            True: see `_go_back`.
+        """
+        self._commits = []
+        checkpoints = None if self._has_begun else self._checkpoints
+        if checkpoints is not None:
+            like, folder = self._copy(), str(checkpoints.folder)
             found = on_rank_0(
                 lambda: checkpoints.newest(like),
-                f"cannot read the checkpoints in {str(checkpoints.folder)!r}",
+                f"cannot read the checkpoints in {folder!r}",
                 "ringdl.elastic.checkpoint",
             )
-            if found is not None:
-                self._number, values, lengths = found
-                self._take(values)
-                if lengths:
-                    self.own = checkpoints.own_rows(self._number, lengths, get_communicator())
+            self._number = found.last_number
+            checkpoints.run = found.run
+            if found.values is not None:
+                self._take(found.values)
+            if found.lengths:
+                self._take_own_rows(checkpoints, found.number, found.lengths)
         self.sync()
+        self._has_begun = True
+        self._first_number = self._number
+        return True
+
+    def _take_own_rows(
+        self, checkpoints: Checkpoints, number: int, lengths: dict[str, list[int]]
+    ) -> None:
+        """All ranks can read their parts, or none takes any. Collective."""
+        ranks = get_communicator()
+        problem = None
+        try:
+            own = checkpoints.own_rows(number, lengths, ranks)
+        except UsageError as error:
+            problem = f"rank {ranks.rank}: {error}"
+        problems = ranks.allgather_object(problem, name="ringdl.elastic.own")
+        for each in problems:
+            if each is not None:
+                raise UsageError(each)
+        self.own = own
 
     def _finish(self) -> None:
         """Wait until the checkpoint that was begun is written, if one was."""
         if self._checkpoints is not None:
             self._checkpoints.finish()
 
-    def _go_back(self) -> None:
-        """After ranks have failed: take the last commit that all that are left have. Collective."""
+    def _go_back(self) -> bool:
+        """After ranks have failed: take the last commit that all that are left have. Collective.
+
+        Returns:
+            Whether `train` has made one since it was called.
+        """
         ranks = get_communicator()
-        mine = [commit.number for commit in self._commits]
+        mine = [commit.key for commit in self._commits]
         offered = ranks.allgather_object(mine, name="ringdl.elastic.commits")
         common = set(offered[0]).intersection(*offered[1:])
-        if not any(offered):  # the first sync() has not ended anywhere
-            self.sync()
-        elif not common:  # some rank was two ahead, or has none yet
-            root = min((max(each), rank) for rank, each in enumerate(offered) if each)[1]
+        goes_on = bool(all(offered))
+        if not goes_on:  # the first one has not ended everywhere, so nothing is trained
+            self._begin_again(ranks)
+        elif not common:  # some rank was two ahead
+            root = min((max(each), rank) for rank, each in enumerate(offered))[1]
             if ranks.rank == root:
                 self.restore()
             self.sync(root)
         else:
-            self._commits = [each for each in self._commits if each.number == max(common)]
+            self._commits = [each for each in self._commits if each.key == max(common)]
             (commit,) = self._commits
-            self._take(commit.values)
+            self._take(commit.values, commit.objects)
             self._number = commit.number
+            goes_on = commit.number > self._first_number
             if commit.kept is not None:
                 former = ranks.allgather_object(commit.rank, name="ringdl.elastic.former")
                 self.own = _shards.cut_anew(commit.kept, former, commit.size, ranks)
+            if self._differs():
+                self.sync()
+            elif commit.kept is not None:
                 self.commit()
+        self._first_number = self._number
         for callback in self._callbacks:
             callback()
+        return goes_on
+
+    def _begin_again(self, ranks: Communicator) -> None:
+        """Collective.
+
+        Raises:
+            Error: on every rank: what others had in `own` is nowhere else yet.
+        """
+        has_files = self._checkpoints is not None and not self._has_begun
+        if any(ranks.allgather_object(bool(self.own) and not has_files, name="ringdl.elastic.own")):
+            raise Error(
+                "a rank has failed before the first commit had ended, and with it is lost what it "
+                "had in `own`; start again"
+            )
+        if self._commits:
+            self.restore()
+        self._begin()
+
+    def _differs(self) -> bool:
+        """Whether ranks have parameters of their own, by a policy: they go on from those of one."""
+        return any(hasattr(value, "_ringdl_following") for value in self._values.values())
 
     def _copy(self) -> dict[str, Any]:
         return {name: _values.save(value) for name, value in self._values.items()}
 
-    def _take(self, values: Mapping[str, Any]) -> None:
+    def _take(self, values: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> None:
+        """Take values that were saved, in place of those that are there, or of these objects."""
+        into = self._values if objects is None else objects
         for name, saved in values.items():
-            self._values[name] = _values.restore(self._values[name], saved)
+            self._values[name] = _values.restore(into[name], saved)
 
 
 ArrayState = JaxState = ObjectState = State

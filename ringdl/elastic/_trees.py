@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,9 @@ from ringdl._errors import UsageError
 from ringdl._safetensors import Array, Arrays
 
 _PLAIN = (bool, int, float, str, type(None))
+_CODE = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
+_OF_CODE = ("jax", "jaxlib")
+"""Functions, which hold no values: those of the script are taken. JAX's are objects of its own."""
 
 
 def encode(value: Any, name: str, arrays: Arrays) -> Any:
@@ -26,15 +31,17 @@ def encode(value: Any, name: str, arrays: Arrays) -> Any:
     Raises:
         UsageError: something else, which only pickle could write.
     """
-    if isinstance(value, _PLAIN):
+    if type(value) in _PLAIN:
         return {"plain": value}
     kind = _kind_of(value)
     if kind is not None:
-        arrays[name] = _to_numpy(value, kind)
-        return {kind: name}
+        # Names may be alike: "a.b", and "b" in "a".
+        key = name if name not in arrays else f"{name} ({len(arrays)})"
+        arrays[key] = _to_numpy(value, kind)
+        return {kind: key}
     if isinstance(value, Mapping):
         pairs = [
-            [encode(key, "", {}), encode(each, f"{name}.{key}", arrays)]
+            [_encode_key(key, name), encode(each, f"{name}.{key}", arrays)]
             for key, each in value.items()
         ]
         return {"dict": pairs}
@@ -44,7 +51,7 @@ def encode(value: Any, name: str, arrays: Arrays) -> Any:
     leaves = _leaves_of(value)
     if leaves is not None:
         return {"tree": [encode(leaf, f"{name}.{i}", arrays) for i, leaf in enumerate(leaves)]}
-    if callable(value):
+    if isinstance(value, _CODE) or type(value).__module__.partition(".")[0] in _OF_CODE:
         return {"same": None}
     raise UsageError(
         f"{name!r} is a {type(value).__name__}, which a checkpoint cannot hold: keep numbers, "
@@ -67,10 +74,16 @@ def decode(described: Any, like: Any, arrays: Mapping[str, Array]) -> Any:
     if kind == "dict":
         named = like if isinstance(like, Mapping) else {}
         keys = [decode(key, None, {}) for key, _ in its]
-        return {
+        decoded = {
             key: decode(each, named.get(key), arrays)
             for key, (_, each) in zip(keys, its, strict=True)
         }
+        if type(like) is dict or not isinstance(like, MutableMapping):
+            return decoded
+        made = copy.copy(like)  # a Counter, an OrderedDict
+        made.clear()
+        made.update(decoded)
+        return made
     if kind in ("list", "tuple"):
         is_alike = isinstance(like, (list, tuple)) and len(like) == len(its)
         likes = like if is_alike else [None] * len(its)
@@ -80,16 +93,27 @@ def decode(described: Any, like: Any, arrays: Mapping[str, Array]) -> Any:
         import jax
 
         leaves, structure = jax.tree.flatten(like)
-        decoded = [decode(each, leaf, arrays) for each, leaf in zip(its, leaves, strict=True)]
-        return jax.tree.unflatten(structure, decoded)
+        parts = [decode(each, leaf, arrays) for each, leaf in zip(its, leaves, strict=True)]
+        return jax.tree.unflatten(structure, parts)
     if kind == "same":
         return like
-    return _from_numpy(arrays[its], kind)
+    return _from_numpy(arrays[its], kind, like)
+
+
+def _encode_key(key: Any, name: str) -> Any:
+    plain = key.item() if isinstance(key, np.generic) else key
+    if type(plain) not in _PLAIN:
+        raise UsageError(
+            f"{name!r} has the key {key!r}, which a checkpoint cannot hold: use texts or numbers"
+        )
+    return {"plain": plain}
 
 
 def _kind_of(value: Any) -> str | None:
     """Whose array it is; None if it is none."""
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, np.generic):
+        return "number"
+    if isinstance(value, np.ndarray):
         return "numpy"
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -111,16 +135,21 @@ def _to_numpy(value: Any, kind: str) -> Array:
     return np.asarray(tensor.numpy())
 
 
-def _from_numpy(array: Array, kind: str) -> Any:
+def _from_numpy(array: Array, kind: str, like: Any) -> Any:
     own = np.array(array)
+    if kind == "number":
+        return own[()]
     if kind == "numpy":
         return own
     if kind == "torch":
         import torch
 
-        if own.dtype.name == "bfloat16":
-            return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(own)
+        is_bfloat16 = own.dtype.name == "bfloat16"
+        tensor = torch.from_numpy(own.view(np.int16) if is_bfloat16 else own)
+        tensor = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+        if not isinstance(like, torch.Tensor):
+            return tensor
+        return tensor.to(like.device).requires_grad_(like.requires_grad)
     import jax.numpy as jnp
 
     return jnp.asarray(own)

@@ -19,8 +19,8 @@ def restore(value: Any, saved: Any) -> Any:
     """What `save` has made, in place where that is possible; the saved copy stays as it is.
 
     Args:
-        value: what is there now. Arrays of NumPy and what has ``load_state_dict`` stay the same
-            objects, so that other references to them remain good.
+        value: of what it is a copy. Arrays of NumPy that are no views of others, and what has
+            ``load_state_dict``, stay the same objects, so that other references remain good.
         saved: the copy.
 
     Returns:
@@ -31,8 +31,8 @@ def restore(value: Any, saved: Any) -> Any:
         if hasattr(value, "zero_grad"):  # gradients of a step that has not ended
             value.zero_grad()
         return value
-    is_array = isinstance(value, np.ndarray) and isinstance(saved, np.ndarray)
-    if is_array and value.flags.writeable and _form(value) == _form(saved):
+    is_array = type(value) is np.ndarray and type(saved) is np.ndarray
+    if is_array and value.flags.writeable and value.flags.owndata and _form(value) == _form(saved):
         np.copyto(value, saved)
         return value
     return copy.deepcopy(saved)

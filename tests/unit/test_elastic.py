@@ -1,6 +1,11 @@
 """States, their commits, and these in files; ranks that fail are in tests/test_elastic.py."""
 
+import os
+import threading
+import warnings
+from collections import Counter, OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,7 @@ import pytest
 import ringdl
 from ringdl import elastic
 from ringdl._safetensors import map_file
+from ringdl.elastic._checkpoints import Checkpoints
 from ringdl.elastic._shards import ring
 
 
@@ -44,6 +50,36 @@ def test_restore_goes_back_to_the_commit() -> None:
     state.w += 1
     state.restore()
     assert not w.any(), "a commit is restored as often as it is needed"
+
+
+def test_restore_writes_into_nothing_but_what_was_committed() -> None:
+    data = np.arange(6.0).reshape(2, 3)
+    state = elastic.State(now=np.zeros(2), best=np.ones(2), sample=data[0])
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    other = elastic.State(masked=masked)
+    for each in (state, other):
+        each.commit()
+    state.now, state.best, state.sample = state.best, state.now, data[1]
+    other.masked.mask = [True, False]
+    for each in (state, other):
+        each.restore()
+    assert (state.now.tolist(), state.best.tolist()) == ([0, 0], [1, 1])
+    assert state.sample.tolist() == [0, 1, 2]
+    assert data[1].tolist() == [3, 4, 5], "an array that the state has referred to meanwhile"
+    assert other.masked.mask.tolist() == [False, True]
+
+
+def test_a_commit_that_fails_does_not_count() -> None:
+    """Else this rank's would have other numbers than the same ones of the others."""
+    state = elastic.State(value=1)
+    state.commit()
+    key = state._commits[-1].key
+    state.value = threading.Lock()
+    with pytest.raises(TypeError):
+        state.commit()
+    state.value = 2
+    state.commit()
+    assert state._commits[-1].key == (key[0], key[1] + 1)
 
 
 def test_restore_without_a_commit_is_refused() -> None:
@@ -167,12 +203,185 @@ def test_other_programs_read_them(tmp_path: Path) -> None:
     assert map_file(tmp_path / "x")[0]["x"].tolist() == [0, 1, 2]
 
 
+def again(folder: Path, **values: Any) -> elastic.State:
+    """A state that begins with what the folder has, and is written to it."""
+    state = elastic.State(**values, checkpoint=folder, checkpoint_every=1)
+    elastic.run(lambda state: None, state)
+    return state
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a.b": np.ones(2), "a": {"b": np.zeros(2)}},
+        {1: np.ones(2), "1": np.zeros(2)},
+        dict.fromkeys(np.unique([1, 2]), 1),
+        np.int64(3),
+        np.ones(3, ">f4"),
+        np.array(2.0),
+        np.ones((4, 4))[:, ::2],
+        Counter("aab"),
+        OrderedDict(b=1, a=2),
+    ],
+    ids=repr,
+)
+def test_values_come_back_as_they_were(value: Any, tmp_path: Path) -> None:
+    again(tmp_path, value=value)
+    with warnings.catch_warnings(action="error"):
+        found = again(tmp_path, value=type(value)() if isinstance(value, dict) else value).value
+    np.testing.assert_equal(dict(found) if isinstance(value, dict) else found, value)
+    assert type(found) is type(value)
+
+
+def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    again(tmp_path, w=torch.ones(2, requires_grad=True))
+    assert again(tmp_path, w=torch.zeros(2, requires_grad=True)).w.requires_grad
+
+
+@pytest.mark.parametrize("value", [{(1, 2): 3}, {"object": lambda: 0, "other": object()}])
+def test_what_no_file_can_hold_is_told_of(value: Any, tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="was not written"):
+        again(tmp_path, value=value)
+
+
+def test_objects_that_can_be_called_have_values(tmp_path: Path) -> None:
+    class Schedule:
+        def __call__(self) -> None: ...
+
+    with pytest.warns(RuntimeWarning, match="is a Schedule, which a checkpoint cannot hold"):
+        again(tmp_path, value=Schedule())
+    again(tmp_path, value=np.sin)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_second_run_goes_on(tmp_path: Path) -> None:
+    """With the values as they are, not as the file has them."""
+    state = elastic.State(step=0, checkpoint=tmp_path, checkpoint_every=10)
+    elastic.run(lambda state: [state.commit() for state.step in range(1, 16)], state)
+    steps: list[int] = []
+    elastic.run(lambda state: steps.append(state.step), state)
+    assert steps == [15]
+
+
+def test_new_files_come_after_those_that_do_not_fit(tmp_path: Path) -> None:
+    train_to(10, tmp_path)
+    before = [file for file in names_in(tmp_path) if "own" not in file]
+    state = elastic.State(step=0, more=1, checkpoint=tmp_path, checkpoint_every=2)
+    with pytest.warns(RuntimeWarning, match="left out: it has the values"):
+        elastic.run(lambda state: [state.commit() for _ in range(2)], state)
+    assert before[-1] in names_in(tmp_path)
+    assert max(names_in(tmp_path)) > max(before)
+
+
+def test_others_files_stay(tmp_path: Path) -> None:
+    (tmp_path / "000000001.safetensors").write_bytes(b"somebody's")
+    (tmp_path / ".000000002.safetensors.99999").write_bytes(b"a killed writer's")
+    with pytest.warns(RuntimeWarning, match="checkpoint 1 is left out"):
+        state = again(tmp_path, step=0)
+    elastic.run(lambda state: [state.commit() for _ in range(5)], state)
+    assert names_in(tmp_path)[0] == "000000001.safetensors"
+    assert len(names_in(tmp_path)) == 3
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    victim.write_text("precious")
+    folder.mkdir()
+    state = elastic.State(step=0, checkpoint=folder, checkpoint_every=1)
+
+    def train(state: elastic.State) -> None:
+        (folder / f".000000002.safetensors.{os.getpid()}").symlink_to(victim)
+        state.commit()
+
+    elastic.run(train, state)
+    assert victim.read_text() == "precious"
+
+
+def test_the_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = elastic.State(step=0, checkpoint="checkpoints", checkpoint_every=1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    state.commit()
+    state._finish()
+    assert names_in(tmp_path) == ["checkpoints", "elsewhere"]
+
+
+def write(folder: Path, run: str, number: int, ranks: list[int]) -> None:
+    """The files of two ranks, as far as they have written theirs."""
+    for rank in ranks:
+        checkpoints = Checkpoints(folder, 1)
+        checkpoints.run = run
+        its: Any = SimpleNamespace(rank=rank, size=2)
+        checkpoints.offer(number, {"w": 1.0}, {"m": np.ones(2)}, its)
+        checkpoints.finish()
+
+
+def test_files_of_two_jobs_are_not_taken_together(tmp_path: Path) -> None:
+    write(tmp_path, "a", 100, [1, 0])
+    write(tmp_path, "a", 200, [0])
+    write(tmp_path, "b", 200, [1])
+    with pytest.warns(RuntimeWarning, match="written by another job"):
+        assert Checkpoints(tmp_path, 1).newest({"w": 0.0}).number == 100
+
+
+def test_commits_stay_until_two_newer_ones_are_whole(tmp_path: Path) -> None:
+    """Rank 1 cannot write, or is slow."""
+    for number in (1, 2):
+        write(tmp_path, "a", number, [1, 0])
+    for number in (3, 4):
+        write(tmp_path, "a", number, [0])
+    with pytest.warns(RuntimeWarning, match="left out"):
+        assert Checkpoints(tmp_path, 1).newest({"w": 0.0}).number == 2
+    for number in (3, 4):
+        write(tmp_path, "a", number, [1, 0])
+    assert names_in(tmp_path)[0].startswith("000000003")
+
+
+def test_copies_are_not_negative() -> None:
+    with pytest.raises(ringdl.UsageError, match="copies is -1"):
+        elastic.State(own={"m": np.ones(2)}, copies=-1)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"__metadata__": [1]}',
+        b'{"__metadata__": {"a": 1}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-8, -4]}}',
+        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
+        b' "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}',
+        b'{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},'
+        b' "a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}',
+    ],
+    ids=lambda header: header[:60].decode(),
+)
+def test_damaged_headers_are_refused(header: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "000000009.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    with pytest.raises(ringdl.UsageError, match="is no safetensors file, or was cut"):
+        map_file(file)
+    with pytest.warns(RuntimeWarning, match="left out"):
+        again(tmp_path, step=0)
+
+
 def test_the_sampler_counts_what_all_ranks_had() -> None:
     sampler = elastic.ElasticSampler(10, shuffle=False)
     state = elastic.State(sampler=sampler)
     sampler.record_batch(0, 4)
     state.commit()
-    sampler.record_batch(1, 4)
+    sampler.record_indices(sampler.get_indices(1, 4))
+    assert (len(sampler), sampler.processed_num) == (10, 8), "its length stays, within an epoch"
+    assert sampler.processed_indices == set(range(8))
+    sampler.set_epoch(0)
+    sampler.reset()
     assert list(sampler) == [8, 9]
     state.restore()
     assert list(sampler) == [4, 5, 6, 7, 8, 9]

@@ -1,5 +1,6 @@
 """What ranks tell ``ringdl run --elastic``."""
 
+import socket
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from ringdl._report import RUN_REPORT
 
 def wait_for(listener: _report.Listener, misses: bool) -> None:
     deadline = time.monotonic() + 10
-    while listener.misses_an_end != misses:
+    while listener.misses_an_end(0) != misses:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -18,7 +19,7 @@ def wait_for(listener: _report.Listener, misses: bool) -> None:
 def test_an_end_is_missed_until_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = _report.Listener()
     monkeypatch.setenv(RUN_REPORT, str(listener))
-    assert not listener.misses_an_end, "a script need not use ringdl"
+    assert not listener.misses_an_end(0), "a script need not use ringdl"
     _report.tell(_report.BEGUN)
     wait_for(listener, True)
     _report.tell(_report.ENDED)
@@ -37,7 +38,7 @@ def test_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_REPORT, ",".join(["0" * len(secret), *rest]))
     _report.tell(_report.ENDED)
     time.sleep(0.2)
-    assert listener.misses_an_end
+    assert listener.misses_an_end(0)
 
 
 def test_without_a_listener_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +46,16 @@ def test_without_a_listener_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     _report.tell(_report.BEGUN)
     monkeypatch.setenv(RUN_REPORT, "secret,1,127.0.0.1")
     _report.tell(_report.BEGUN)
+
+
+def test_a_caller_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = _report.Listener()
+    monkeypatch.setenv(RUN_REPORT, str(listener))
+    _report.tell(_report.BEGUN)
+    port = int(str(listener).split(",")[1])
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        begin = time.monotonic()
+        _report.tell(_report.ENDED)
+        assert time.monotonic() - begin < 1
+        assert not listener.misses_an_end(0), "told, once it is heard"
+        silent.sendall(b"x" * 100_000)

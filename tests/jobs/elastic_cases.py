@@ -1,0 +1,180 @@
+"""Three ranks, of which the last one is killed, in one of several ways to train.
+
+elastic_cases.py CASE
+"""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import ringdl
+from ringdl import _ulfm, elastic, policies
+from ringdl.elastic import _shards
+
+
+def end() -> None:
+    """The last of three ranks is killed."""
+    if ringdl.size() == 3 and ringdl.rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(case: str) -> None:
+    ringdl.init()
+    CASES[case]()
+    sys.stdout.write(f"ended on {ringdl.size()}\n")
+    sys.stdout.flush()
+
+
+def steps(state: elastic.State) -> None:
+    while state.step < 10:
+        if state.step == 5:
+            end()
+        ringdl.allreduce(np.ones(1), name="step")
+        state.step += 1
+        state.commit()
+
+
+def in_groups() -> None:
+    """Rank 1 fails for it in a group of both, while rank 0 waits for rank 1 in another one."""
+    state = elastic.State(step=0)
+
+    def train(state: elastic.State) -> None:
+        ranks = ringdl.get_communicator()
+        pairs = [ranks.group([rank, rank + 1]) for rank in range(ranks.size - 1)]
+        while state.step < 10:
+            if state.step == 5:
+                end()
+            for pair in reversed(pairs):
+                if pair is not None:
+                    pair.allreduce(np.ones(1), name="step")
+            state.step += 1
+            state.commit()
+
+    elastic.run(train, state)
+
+
+def between_runs() -> None:
+    """What the script has set since the first one is what the second one begins with."""
+    state = elastic.State(step=8, phase=1)
+    elastic.run(steps, state)
+    state.step, state.phase = 0, 2
+    end()
+    elastic.run(steps, state)
+    assert (state.step, state.phase) == (10, 2)
+
+
+def at_the_first_commit() -> None:
+    """What it has alone is nowhere else yet."""
+    state = elastic.State(step=0, own={"m": np.arange(3.0)})
+    keep = _shards.keep
+
+    def dies(*arguments: object) -> object:
+        end()
+        return keep(*arguments)  # type: ignore[arg-type]
+
+    _shards.keep = dies  # type: ignore[assignment]
+    elastic.run(steps, state)
+
+
+def all_raise() -> None:
+    def train(state: elastic.State) -> None:
+        raise ZeroDivisionError("everywhere")
+
+    elastic.run(train, elastic.State(step=0))
+
+
+def one_raises_while_others_compute() -> None:
+    def train(state: elastic.State) -> None:
+        if ringdl.size() == 3 and ringdl.rank() == 2:
+            raise ZeroDivisionError("here alone")
+        if ringdl.size() == 3:
+            time.sleep(8)
+        ringdl.barrier()
+
+    elastic.run(train, elastic.State(step=0))
+
+
+def one_raises_in_the_recovery() -> None:
+    connect = _ulfm.Connections.connect
+
+    def fails(self: _ulfm.Connections, *arguments: object) -> object:
+        if ringdl.rank() == 1 and ringdl.size() == 3:
+            raise OSError("too many open files")
+        return connect(self, *arguments)  # type: ignore[arg-type]
+
+    _ulfm.Connections.connect = fails  # type: ignore[method-assign,assignment]
+    elastic.run(steps, elastic.State(step=0))
+
+
+def no_rank_is_lost() -> None:
+    def train(state: elastic.State) -> None:
+        raise RuntimeError("it says RankFailedError, and that is all")
+
+    elastic.run(train, elastic.State(step=0))
+
+
+def train_model(passes: int, policy: policies.Policy | None) -> None:
+    """It is killed before the last pass of a step."""
+    import torch
+
+    import ringdl.torch as hvd
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 300), torch.nn.Linear(300, 1))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters()),
+        model.named_parameters(),
+        backward_passes_per_step=passes,
+        policy=policy,
+    )
+    state = hvd.elastic.TorchState(model, optimizer, step=0)
+
+    def train(state: elastic.State) -> None:
+        x = torch.full((4, 3), float(ringdl.rank()))
+        while state.step < 10:
+            optimizer.zero_grad()
+            for number in range(passes):
+                if state.step == 5 and number == passes - 1:
+                    end()
+                model(x).square().mean().backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    elastic.run(train, state)
+    if policy is not None:
+        policies.synchronize(optimizer)
+    sums = [float(parameter.sum()) for parameter in model.parameters()]
+    assert ringdl.broadcast_object(sums) == sums
+
+
+def between_passes() -> None:
+    """One of two has ended, which has begun to average."""
+    train_model(2, None)
+
+
+def parameters_that_differ() -> None:
+    """By a policy: those that are left go on from the parameters of one of them."""
+    train_model(1, policies.ParameterAveraging(4))
+
+
+CASES = {
+    function.__name__: function
+    for function in (
+        in_groups,
+        between_runs,
+        at_the_first_commit,
+        all_raise,
+        one_raises_while_others_compute,
+        one_raises_in_the_recovery,
+        no_rank_is_lost,
+        between_passes,
+        parameters_that_differ,
+    )
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1])
