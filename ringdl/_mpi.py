@@ -20,6 +20,7 @@ from ringdl._engine import DeviceArray, Reduction
 from ringdl._errors import UsageError
 from ringdl._launch import Launcher
 from ringdl._settings import Settings
+from ringdl._version import __version__
 
 # Launchers forward output and aborts separately: MPICH's ends the job before it has read what was
 # written just before the abort.
@@ -216,13 +217,14 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
     """Group the ranks by shared memory. Collective.
 
     Raises:
-        UsageError: an intercommunicator.
+        UsageError: an intercommunicator; on every rank: they have other versions of ringdl.
     """
     if comm.Is_inter():
         raise UsageError("ringdl needs an intracommunicator; this one connects two groups")
     local = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
     lowest = local.bcast(comm.Get_rank(), root=0)
-    lowest_ranks = comm.allgather(lowest)
+    found = comm.allgather((lowest, __version__))
+    lowest_ranks = [rank for rank, _ in found]
     leaders = sorted(set(lowest_ranks))
     cpus = local.allgather((os.sched_getaffinity(0), read_cores().quota))
     hosts = Hosts(
@@ -232,7 +234,22 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
         cores=count_cores(cpus),
     )
     local.Free()
+    check_versions([version for _, version in found])
     return hosts
+
+
+def check_versions(versions: Sequence[str]) -> None:
+    """Refuse, on all ranks alike, that they have other ones than rank 0.
+
+    Raises:
+        UsageError: they have.
+    """
+    for rank, version in enumerate(versions):
+        if version != versions[0]:
+            raise UsageError(
+                f"rank {rank} has ringdl {version}, and rank 0 has {versions[0]}; install the same "
+                "version on all hosts"
+            )
 
 
 def count_cores(cpus: Iterable[tuple[Iterable[int], float | None]]) -> int:

@@ -24,7 +24,7 @@ from ringdl import _engine, _sockets
 from ringdl._cores import read_cores
 from ringdl._errors import StallError, UsageError
 from ringdl._launch import StoreJob
-from ringdl._mpi import Hosts, count_cores
+from ringdl._mpi import Hosts, check_versions, count_cores
 from ringdl._sockets import Endpoint
 from ringdl._version import __version__
 
@@ -99,7 +99,7 @@ def open_engine(
         own = Member(endpoint, own_machine(), cpus, read_cores().quota)
         texts = meet(store, f"ringdl/{run}/{restart}/{_meetings}", job, own.to_json(), timeout)
         members = [Member.from_json(text) for text in texts]
-        _check_versions(members)
+        check_versions([member.version for member in members])
         endpoints = [member.endpoint for member in members]
         sockets = _sockets.connect(job.rank, endpoints, listener, timeout)
     return _engine.over_sockets(job.rank, sockets), find_hosts(job.rank, members)
@@ -184,15 +184,6 @@ def meet(store: Any, prefix: str, job: StoreJob, own: str, timeout: float) -> li
         store.set(everybody, json.dumps(texts))
         return texts
     return [str(text) for text in json.loads(store.get(everybody))]
-
-
-def _check_versions(members: list[Member]) -> None:
-    for rank, member in enumerate(members):
-        if member.version != members[0].version:
-            raise UsageError(
-                f"rank {rank} has ringdl {member.version}, and rank 0 has {members[0].version}; "
-                "install the same version on all hosts"
-            )
 
 
 def own_machine() -> tuple[str, ...]:

@@ -152,7 +152,10 @@ SAID = {
     "return": SHUT_DOWN,
     "vanish": (),
     "kill": (),
+    "segfault": (),
+    "version": ("rank 1 has ringdl 0.0.1, and rank 0 has",),
 }
+SAID["stop"] = SAID["stall"][:2]  # whether it can answer depends on when it was asked
 
 
 @pytest.mark.parametrize(
@@ -166,6 +169,9 @@ SAID = {
         ("return", 3),
         ("vanish", 3),
         ("kill", 3),
+        ("segfault", 2),
+        ("stop", 3),
+        ("version", 2),
     ),
 )
 def test_a_rank_that_ends_ends_the_job(
@@ -173,10 +179,23 @@ def test_a_rank_that_ends_ends_the_job(
 ) -> None:
     ended = run_ranks(mpi_python, ranks, "endings.py", how, folder=tmp_path)
     assert ended.code != 0, ended.text
-    assert ended.seconds_since("ends") < SOON + (how == "stall"), ended.text
+    assert ended.seconds_since("ends") < SOON + (how in ("stall", "stop")), ended.text
     assert "the allreduce has ended" not in ended.output
     missing = [text for text in SAID[how] if text not in ended.errors]
     assert not missing, f"{missing} not in:\n{ended.text}"
+
+
+def test_a_launcher_that_is_killed(mpi_python: str, tmp_path: Path) -> None:
+    """Its ranks end, and leave nothing."""
+
+    def kill(job: subprocess.Popen[bytes], output: Path) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while "ends at" not in output.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        job.kill()
+
+    ended = run_ranks(mpi_python, 3, "endings.py", "wait", folder=tmp_path, during=kill)
+    assert ended.code == -signal.SIGKILL, ended.text
 
 
 @pytest.mark.parametrize("when", ["", "late", "again"])

@@ -7,6 +7,7 @@ after a RankFailedError.
 """
 
 import contextlib
+import ctypes
 import io
 import os
 import signal
@@ -16,6 +17,7 @@ import time
 import numpy as np
 
 import ringdl
+from ringdl import _launch, _mpi
 
 
 def hook_like_torch() -> None:
@@ -46,6 +48,10 @@ def end(how: str) -> None:
         sys.exit(3)
     if how == "vanish":
         os._exit(7)  # by which a shell may know it
+    if how == "segfault":
+        ctypes.string_at(0)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "stall" and "MASTER_PORT" in os.environ:  # nobody ends this rank: it does, later
@@ -59,6 +65,10 @@ def end(how: str) -> None:
 
 
 def main(how: str, when: str) -> None:
+    launcher = _launch.detect(os.environ)
+    if how == "version" and launcher is not None and launcher.rank == 1:
+        print(f"ends at {time.monotonic()}", flush=True)
+        _mpi.__version__ = "0.0.1"
     ringdl.init()
     x = np.full(1000, ringdl.rank(), np.float32)
     ringdl.allreduce(x)
@@ -71,7 +81,7 @@ def main(how: str, when: str) -> None:
         time.sleep(1)
         ringdl.allreduce_(x)
     elif when != "late":
-        ringdl.allreduce(x, name="awaited", timeout=1 if how == "stall" else None)
+        ringdl.allreduce(x, name="awaited", timeout=1 if how in ("stall", "stop") else None)
         print("the allreduce has ended", flush=True)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from ringdl import StallError, UsageError
 from ringdl._launch import StoreJob
-from ringdl._rendezvous import Member, _check_versions, _master, find_hosts, meet, own_machine
+from ringdl._mpi import check_versions
+from ringdl._rendezvous import Member, _master, find_hosts, meet, own_machine
 from ringdl._sockets import Endpoint
 
 
@@ -84,8 +85,9 @@ def test_this_machine_is_itself() -> None:
 
 def test_other_versions_are_refused() -> None:
     other = Member(member("a").endpoint, ("a",), (0,), None, version="0.0.1")
+    versions = [each.version for each in (member("a"), Member.from_json(other.to_json()))]
     with pytest.raises(UsageError, match=r"rank 1 has ringdl 0.0.1, and rank 0 has .*; install"):
-        _check_versions([member("a"), other])
+        check_versions(versions)
 
 
 @pytest.mark.parametrize("port", [{}, {"MASTER_PORT": ""}, {"MASTER_PORT": "x"}])
