@@ -1,6 +1,7 @@
 #include "simulation/simulation.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "transport/simulated/heap_window.h"
@@ -24,7 +25,8 @@ Simulation::Simulation(SimulatedNetworkOptions network, const SimulatedProcessor
       has_jitter_(network.jitter_seed != 0),
       random_(network.jitter_seed),
       hosts_(std::move(network.hosts)),
-      neighbours_(hosts_.size()) {
+      neighbours_(hosts_.size()),
+      is_put_off_(hosts_.size()) {
   for (int rank = 0; rank < network_.size(); ++rank) {
     executors_.push_back(std::make_unique<SimulatedExecutor>(network_, rank, processor));
     options.executor = executors_.back().get();
@@ -32,27 +34,27 @@ Simulation::Simulation(SimulatedNetworkOptions network, const SimulatedProcessor
         std::make_unique<Engine>(network_.transport(rank), options, network_.clock()));
     look_now_and_then(rank);
   }
-  if (shared_bytes > 0) share_memory(shared_bytes);
+  if (shared_bytes > 0) share_memory(shared_bytes, network.phantom);
 }
 
-void Simulation::share_memory(size_t bytes) {
-  HeapWindow::Memories memories;
+void Simulation::share_memory(size_t bytes, std::span<const std::byte> phantom) {
+  std::vector<std::vector<int>> ranks_of_hosts(static_cast<size_t>(network_.hosts()));
   for (int rank = 0; rank < size(); ++rank) {
-    memories.push_back(std::make_shared<HeapWindow::Memory>(bytes));
+    ranks_of_hosts[static_cast<size_t>(hosts_[static_cast<size_t>(rank)])].push_back(rank);
   }
-  for (int rank = 0; rank < size(); ++rank) {
-    HeapWindow::Memories reached = memories;
-    auto& neighbours = neighbours_[static_cast<size_t>(rank)];
-    for (int other = 0; other < size(); ++other) {
-      const auto at = static_cast<size_t>(other);
-      if (hosts_[at] != hosts_[static_cast<size_t>(rank)])
-        reached[at] = nullptr;
-      else if (other != rank)
-        neighbours.push_back(other);
+  const auto has_ended = [this](int other) { return !network_.is_alive(other); };
+  for (const std::vector<int>& ranks : ranks_of_hosts) {
+    const auto memories = std::make_shared<HeapWindow::Memories>(static_cast<size_t>(size()));
+    for (const int rank : ranks) {
+      (*memories)[static_cast<size_t>(rank)] = std::make_shared<HeapWindow::Memory>(bytes);
     }
-    const auto has_ended = [this](int other) { return !network_.is_alive(other); };
-    (*this)[rank].parts().hosts.use(
-        std::make_shared<HeapWindow>(rank, std::move(reached), has_ended), hosts_);
+    for (const int rank : ranks) {
+      auto& neighbours = neighbours_[static_cast<size_t>(rank)];
+      std::ranges::copy_if(ranks, std::back_inserter(neighbours),
+                           [rank](int other) { return other != rank; });
+      (*this)[rank].parts().hosts.use(
+          std::make_shared<HeapWindow>(rank, memories, has_ended, phantom), hosts_);
+    }
   }
 }
 
@@ -69,7 +71,7 @@ void Simulation::wake_neighbours(int rank) {
   for (const int other : neighbours_[static_cast<size_t>(rank)]) {
     const bool is_late = has_jitter_ && random_() % kOneIn == 0;
     const auto late_ns = static_cast<int64_t>(is_late ? random_() % kLateNs : 0);
-    network_.wake_at(other, now_ns() + kSeenNs + late_ns);
+    network_.wake_at(other, free_ns(rank) + kSeenNs + late_ns);
   }
 }
 
@@ -84,7 +86,17 @@ void Simulation::wake(int rank) {
   wake_neighbours(rank);
 }
 
+int64_t Simulation::free_ns(int rank) const { return std::max(now_ns(), network_.free_ns(rank)); }
+
+// What it computes in a poll takes time, after which it polls again, and others see what it wrote.
 void Simulation::poll(int rank) {
+  const auto number = static_cast<size_t>(rank);
+  if (network_.free_ns(rank) > now_ns()) {
+    if (!is_put_off_[number]) network_.wake_at(rank, network_.free_ns(rank));
+    is_put_off_[number] = true;
+    return;
+  }
+  is_put_off_[number] = false;
   Engine& engine = (*this)[rank];
   bool has_moved = false;
   while (engine.poll() > 0) has_moved = true;

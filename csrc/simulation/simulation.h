@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ class Simulation {
   Engine& operator[](int rank) { return *engines_[static_cast<size_t>(rank)]; }
   SimulatedNetwork& network() { return network_; }
   int64_t now_ns() const { return network_.clock().now_ns(); }
+  /// When a rank has done what it does now.
+  int64_t free_ns(int rank) const;
 
   /// See Driver::submit(); the arrays outlive this.
   std::shared_ptr<Work> submit(int rank, const Call& call, void* data);
@@ -48,7 +51,7 @@ class Simulation {
   const std::string& said() const { return said_; }
 
  private:
-  void share_memory(size_t bytes);
+  void share_memory(size_t bytes, std::span<const std::byte> phantom);
   void wake_neighbours(int rank);
   void poll(int rank);
   void look_now_and_then(int rank);
@@ -58,6 +61,7 @@ class Simulation {
   std::minstd_rand random_;
   const std::vector<int> hosts_;
   std::vector<std::vector<int>> neighbours_;  // by rank: those that share memory with it
+  std::vector<bool> is_put_off_;              // by rank: until its processor is free
   std::vector<std::unique_ptr<SimulatedExecutor>> executors_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::string said_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 namespace ringdl {
 
 /// A window onto ordinary memory, for ranks that are objects of one thread: some megabytes each.
+/// Arrays that have a size and no content (PhantomMemory) may lie in it, too: each rank has one.
 class HeapWindow final : public Window {
  public:
   struct Memory {
@@ -23,20 +25,32 @@ class HeapWindow final : public Window {
   };
   using Memories = std::vector<std::shared_ptr<Memory>>;  // by rank; null: not reached
 
+  /// @param memories  the same for the ranks of a host
   /// @param has_ended  whether a rank's process has; null: none ever does
-  HeapWindow(int rank, Memories memories, std::function<bool(int)> has_ended = nullptr)
+  /// @param phantom  counts as what each rank has at the end of its memory
+  HeapWindow(int rank, std::shared_ptr<const Memories> memories,
+             std::function<bool(int)> has_ended = nullptr, std::span<const std::byte> phantom = {})
       : memories_(std::move(memories)),
-        own_(memories_[static_cast<size_t>(rank)]),
-        has_ended_(std::move(has_ended)) {}
+        own_((*memories_)[static_cast<size_t>(rank)]),
+        has_ended_(std::move(has_ended)),
+        phantom_(phantom) {}
+  HeapWindow(int rank, Memories memories)
+      : HeapWindow(rank, std::make_shared<const Memories>(std::move(memories))) {}
 
-  bool reaches(int rank) const override { return memories_[static_cast<size_t>(rank)] != nullptr; }
+  bool reaches(int rank) const override { return of(rank) != nullptr; }
   bool has_ended(int rank) const override { return has_ended_ && has_ended_(rank); }
   std::byte* at(int rank, uint64_t offset) const override {
-    return memories_[static_cast<size_t>(rank)]->buffer.data() + offset;
+    Memory& memory = *of(rank);
+    if (offset < memory.buffer.size()) return memory.buffer.data() + offset;
+    return const_cast<std::byte*>(phantom_.data()) + (offset - memory.buffer.size());
   }
   std::optional<uint64_t> offset_of(const void* data, size_t bytes) const override {
     const auto* const at = static_cast<const std::byte*>(data);
     const std::byte* const begin = own_->buffer.data();
+    const std::byte* const phantom = phantom_.data();
+    if (!phantom_.empty() && at >= phantom && at + bytes <= phantom + phantom_.size()) {
+      return own_->buffer.size() + static_cast<uint64_t>(at - phantom);
+    }
     if (at < begin || at + bytes > begin + own_->buffer.size()) return std::nullopt;
     return static_cast<uint64_t>(at - begin);
   }
@@ -64,9 +78,14 @@ class HeapWindow final : public Window {
     uint64_t value;
   };
 
-  const Memories memories_;
+  const std::shared_ptr<Memory>& of(int rank) const {
+    return (*memories_)[static_cast<size_t>(rank)];
+  }
+
+  const std::shared_ptr<const Memories> memories_;
   const std::shared_ptr<Memory> own_;
   const std::function<bool(int)> has_ended_;
+  const std::span<const std::byte> phantom_;
   std::vector<Kept> kept_;
 };
 

@@ -49,6 +49,8 @@ class Links {
              int64_t latency_ns);
   /// A rank's processor is busy for so long: what it sends leaves later.
   void compute(int rank, int64_t now_ns, int64_t duration_ns);
+  /// When that ends.
+  int64_t free_ns(int rank) const { return ranks_[static_cast<size_t>(rank)].free_ns; }
   /// A host's link is so many times slower from now on.
   void slow(int host, double times) { hosts_[static_cast<size_t>(host)].slower = times; }
   /// Bytes that a host's link has carried away from it.

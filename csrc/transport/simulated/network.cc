@@ -429,6 +429,8 @@ void SimulatedNetwork::compute(int rank, int64_t duration_ns) {
   state_->links.compute(rank, state_->clock.now_ns(), duration_ns);
 }
 
+int64_t SimulatedNetwork::free_ns(int rank) const { return state_->links.free_ns(rank); }
+
 void SimulatedNetwork::call_at(int64_t time_ns, std::function<void()> what) {
   state_->calls.emplace(state_->order, std::move(what));
   state_->schedule(time_ns, Event::kCall, state_->order);

@@ -61,6 +61,8 @@ class SimulatedNetwork {
   void wake_at(int rank, int64_t time_ns);
   /// A rank's processor is busy for so long: what it sends leaves later.
   void compute(int rank, int64_t duration_ns);
+  /// When it is not busy any more; perhaps long ago.
+  int64_t free_ns(int rank) const;
   /// Calls something at some time; what is asked for at the same time comes in that order.
   void call_at(int64_t time_ns, std::function<void()> what);
   /// Moves the clock to the next event, and lets all happen that happens then.

@@ -12,6 +12,7 @@
 #include "check.h"
 #include "simulation/dice.h"
 #include "simulation/phantom.h"
+#include "simulation/predict.h"
 
 using namespace ringdl;
 
@@ -207,6 +208,40 @@ void test_phantom_arrays() {
   CHECK(simulation.leave(kSecond));
 }
 
+// Hosts of eight ranks, whose links are slower than their memory: the link is what it takes.
+void test_what_is_predicted() {
+  ImaginedCluster cluster;
+  for (int rank = 0; rank < 64; ++rank) cluster.hosts.push_back(rank / 8);
+  cluster.link = {kRate, kLatency};
+  constexpr size_t kBytes = 64 << 20;
+  const double share = 2.0 * 7 / 8;
+  const double bound = share * kBytes / kRate;
+  const Prediction chosen = predict_allreduce(cluster, kBytes, std::nullopt);
+  CHECK(chosen.algorithm == Algorithm::kHierarchical);
+  const double ratio = chosen.seconds / bound;
+  check::record(ratio >= 1 && ratio < 1.15, __FILE__, __LINE__, std::to_string(ratio));
+  CHECK(static_cast<double>(chosen.most_link_bytes) < 1.02 * share * kBytes);
+  cluster.shares_memory = false;
+  const Prediction ring = predict_allreduce(cluster, kBytes, Algorithm::kRing);
+  CHECK(ring.seconds > chosen.seconds);
+  CHECK_THROWS(predict_allreduce(cluster, kBytes, Algorithm::kDirect), UsageError, "direct");
+}
+
+// In a ring of two each adds a half, which takes its time.
+void test_processors_take_time() {
+  constexpr size_t kBytes = 64 << 20;
+  ImaginedCluster cluster;
+  cluster.hosts = {0, 0};
+  cluster.link = {kRate, kLatency};
+  cluster.shares_memory = false;
+  cluster.processor.reduce_bytes_per_second = 1e9;
+  const double slow = predict_allreduce(cluster, kBytes, Algorithm::kRing).seconds;
+  cluster.processor.reduce_bytes_per_second = 1e12;
+  const double fast = predict_allreduce(cluster, kBytes, Algorithm::kRing).seconds;
+  const double added = (slow - fast) / (0.5 * kBytes / 1e9);
+  check::record(added > 0.7 && added <= 1.01, __FILE__, __LINE__, std::to_string(added));
+}
+
 }  // namespace
 
 int main() {
@@ -216,5 +251,7 @@ int main() {
   test_a_rank_that_is_killed();
   test_links_that_are_cut_and_ranks_that_pause();
   test_phantom_arrays();
+  test_what_is_predicted();
+  test_processors_take_time();
   return check::report();
 }
