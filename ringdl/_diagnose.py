@@ -1,9 +1,9 @@
 """``python -m ringdl diagnose DIR``: which rank diverged first, by the flight records of all.
 
-A *use* is one work as all its ranks see it: they have the same key and instance. All members of a
-use begin it, and mean the same by it, unless ranks have parted: the first use for which that does
-not hold is where. What is said of it follows from who has begun it, and from what the others have
-begun since.
+A *use* is one work as all its ranks see it: they have the same key and instance. All its members
+begin it, sooner or later, and mean the same by it. Ranks have *parted* if they mean something else,
+if one that has not begun it has gone another way, has ended, or comes too late. What others have
+begun meanwhile tells which of these it is; when, does not, as some ranks are ahead.
 """
 
 from __future__ import annotations
@@ -11,25 +11,42 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringdl import _engine
 from ringdl._doctor import name_ranks
-from ringdl._errors import UsageError
 from ringdl._mpirun import LaunchError
 
-_TERMS = ("kind", "dtype", "reduction", "memory", "shape", "root")
-"""What all members of a use mean alike; algorithms of calls that meet in slots are not recorded."""
+_TERMS = ("kind", "dtype", "compression", "reduction", "memory", "shape", "root")
+"""What all members of a use mean alike."""
+
+_SYMMETRIC = ("allreduce", "allgather", "barrier", "reducescatter", "alltoall")
+"""No rank ends these before all have begun them."""
+
+_JOIN = "'ringdl.join'"
+"""In the label of what a rank waits for that has joined: any rank may be late for it."""
+
+_LATE_SECONDS = 5.0
+"""A rank that others have waited for so long is worth a word, whatever it does."""
 
 _SEEN_SECONDS = 2.0
 """A rank that was alive for so much less long than another has ended, or was stopped, before it:
-engines are polled ten times a second, and one that no thread polls whenever something is called."""
+where a thread polls the engine, it does so ten times a second."""
+
+_RUNNING_SECONDS = 60.0
+"""A job of which no rank was seen for so long has ended."""
+
+_LOOK_SECONDS = 0.5
+"""Between two looks at one that may be running."""
 
 _CLOCKS_SECONDS = 1.0
 """By how much the clocks of hosts may differ."""
+
+_MOST_TOLD = 3
+"""Errors and failures that are told one by one."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +59,27 @@ class Work:
     label: str
     kind: str
     dtype: str
+    compression: str
     reduction: str
     memory: str
-    algorithm: str
     shape: str
     root: int
-    ranks: list[int] | None
+    ranks: list[int] | None  # all; []: not known
     begin: float
     end: float | None
     waited_since: float | None
     why: str | None
 
     @property
-    def terms(self) -> dict[str, object]:
-        """What other members of the use have to mean, too."""
-        found = {name: getattr(self, name) for name in _TERMS}
-        if self.kind == "allreduce":
-            del found["root"]
-        return found
+    def use(self) -> tuple[str, int]:
+        """What other ranks' are matched by."""
+        return self.key, self.instance
+
+    @property
+    def name(self) -> str:
+        """With the number of its use, where that is no part of the label."""
+        space, again = self.key.partition(".")[0], self.instance > 0
+        return f"{self.label} (use {self.instance + 1})" if again and space != "1" else self.label
 
 
 @dataclass(frozen=True)
@@ -73,24 +93,38 @@ class Record:
     version: str
     begin: float
     seen: float
-    has_shut_down: bool
+    has_thread: bool
+    state: str
     why: str | None
     begun: int
     works: list[Work]
+    uses: set[tuple[str, int]] = field(init=False, repr=False)
+    latest: dict[str, int] = field(init=False, repr=False)
+    """The last instance of each key."""
+    reaches_back_to: float = field(init=False)
+    """All works that it has begun since then are there."""
 
-    @property
-    def has_dropped(self) -> bool:
-        """Whether its first works are not there any more."""
-        return self.begun > len(self.works)
-
-    def has_begun(self, use: Use) -> bool:
-        """Whether it has begun its part; yes, if that is so long ago that the record is silent."""
+    def __post_init__(self) -> None:
+        latest: dict[str, int] = {}
         for work in self.works:
-            if work.key == use.key and work.instance >= use.instance:
-                return True
-        return self.has_dropped and (
-            not self.works or self.works[0].begin > use.begin + _CLOCKS_SECONDS
-        )
+            latest[work.key] = max(work.instance, latest.get(work.key, 0))
+        expected, first = self.begun, self.seen
+        for work in reversed(self.works):
+            if work.number == expected:
+                expected, first = expected - 1, work.begin
+        object.__setattr__(self, "uses", {work.use for work in self.works})
+        object.__setattr__(self, "latest", latest)
+        object.__setattr__(self, "reaches_back_to", first if expected > 0 else 0.0)
+
+    def has_begun(self, use: Use) -> bool | None:
+        """Whether it has begun its part; None: its record does not reach back so far."""
+        if self.latest.get(use.key, -1) >= use.instance:
+            return True
+        first = use.begin - _CLOCKS_SECONDS
+        if use.first.kind in _SYMMETRIC:
+            # It would have been in flight here, too, until then, and such works keep their place.
+            first = max(self.seen if work.end is None else work.end for work in use.works.values())
+        return None if self.reaches_back_to > first else False
 
 
 @dataclass(frozen=True)
@@ -107,28 +141,43 @@ class Use:
     works: dict[int, Work]
 
     @property
-    def begin(self) -> float:
-        """When the first rank has begun it."""
-        return min(work.begin for work in self.works.values())
-
-    @property
     def first(self) -> Work:
-        """That rank's."""
+        """Of the rank that has begun it first."""
         return min(self.works.values(), key=lambda work: work.begin)
 
     @property
-    def label(self) -> str:
-        """How errors name it."""
-        return self.first.label
+    def begin(self) -> float:
+        """When that was."""
+        return self.first.begin
+
+    @property
+    def name(self) -> str:
+        """How it is told of."""
+        return self.first.name
+
+    @property
+    def is_in_flight(self) -> bool:
+        """On some rank."""
+        return any(work.end is None for work in self.works.values())
+
+    @property
+    def has_failed(self) -> bool:
+        """On some rank."""
+        return any(work.why is not None for work in self.works.values())
 
     def members(self, size: int) -> Iterable[int]:
-        """The ranks that it is for."""
-        ranks = self.first.ranks
-        return range(size) if ranks is None else ranks
+        """The ranks that it is for, as far as is known."""
+        if self.first.ranks is None:
+            return range(size)
+        return self.first.ranks or self.works
 
-    def has_ended_well(self) -> bool:
-        """On each rank that has begun it."""
-        return all(work.end is not None and work.why is None for work in self.works.values())
+    def difference(self) -> str | None:
+        """In what its members disagree."""
+        for term in _TERMS:
+            is_digest = term == "root" and self.first.kind == "allreduce"
+            if not is_digest and len({getattr(work, term) for work in self.works.values()}) > 1:
+                return term
+        return None
 
 
 @dataclass(frozen=True)
@@ -145,11 +194,11 @@ class Finding:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; returns its exit code: 1 if something is wrong."""
+    """The command; returns its exit code: 1 if something is wrong, 2 if there is no record."""
     parser = argparse.ArgumentParser(
         prog="python -m ringdl diagnose",
         description="Say which rank diverged first, by what RINGDL_FLIGHT_RECORDER has recorded, "
-        "also while the job runs or hangs.",
+        "also while the job runs or hangs. The exit code is 1 if something is wrong.",
     )
     parser.add_argument(
         "directory",
@@ -157,179 +206,228 @@ def main(arguments: Sequence[str]) -> int:
         metavar="DIR",
         help="that directory, for the newest job in it, or one job's folder in it",
     )
-    folder = find_job(parser.parse_args(arguments).directory)
-    print(f"ringdl: {folder}")
-    found = diagnose(read(folder))
-    print(found.text)
-    return 1 if found.is_wrong else 0
+    found = find_jobs(parser.parse_args(arguments).directory)
+    print(f"ringdl: {found[0]}")
+    if len(found) > 1:
+        print(f"ringdl: the job, or the part of an elastic job, before it: {found[1]}")
+    records, problems = read(found[0])
+    is_running = False
+    if any(time.time() - record.seen < _RUNNING_SECONDS for record in records):
+        seen = max(record.seen for record in records)
+        time.sleep(_LOOK_SECONDS)
+        records, problems = read(found[0])
+        is_running = any(
+            record.state == "running" and (record.seen > seen or not record.has_thread)
+            for record in records
+        )
+    for problem in problems:
+        print(f"ringdl: {problem}")
+    finding = diagnose(records, is_running)
+    print(finding.text)
+    return 1 if finding.is_wrong else 0
 
 
-def find_job(directory: Path) -> Path:
-    """The folder of the newest job, or the directory itself if it is a job's."""
-    folders = [directory, *(path for path in sorted(directory.glob("*"), reverse=True))]
-    for folder in folders:
-        if any(folder.glob("rank*.flight")):
-            return folder
-    raise LaunchError(
-        f"there is no flight record in {directory}: start the job with RINGDL_FLIGHT_RECORDER="
-        f"{directory}, which must be the same directory on all hosts"
-    )
+def find_jobs(directory: Path) -> list[Path]:
+    """The folders of jobs in a directory, the newest first, or the directory if it is one."""
+    folders = [directory, *sorted((p for p in directory.glob("*") if p.is_dir()), reverse=True)]
+    found = [folder for folder in folders if any(folder.glob("rank*.flight"))]
+    if not found:
+        raise LaunchError(
+            f"there is no flight record in {directory}: start the job with RINGDL_FLIGHT_RECORDER="
+            f"{directory}, which must be the same directory on all hosts"
+        )
+    return found
 
 
-def read(folder: Path) -> list[Record]:
-    """All records of a job, by rank."""
-    records = []
-    for path in folder.glob("rank*.flight"):
+def read(folder: Path) -> tuple[list[Record], list[str]]:
+    """The records of a job, by rank, and which files cannot be read, and why."""
+    records, problems = [], []
+    for path in sorted(folder.glob("rank*.flight")):
         try:
             found: dict[str, Any] = json.loads(_engine.read_flight_record(path.read_bytes()))
-        except UsageError as error:
-            raise LaunchError(f"{path} cannot be read: {error}") from error
-        works = [Work(**work) for work in found.pop("works")]
+            works = [Work(**work) for work in found.pop("works")]
+        except (OSError, ValueError) as error:
+            problems.append(f"{path} cannot be read: {error}")
+            continue
         records.append(Record(works=works, **found))
-    return sorted(records, key=lambda record: record.rank)
+    if not records:
+        raise LaunchError("; ".join(problems))
+    return sorted(records, key=lambda record: record.rank), problems
 
 
-def diagnose(records: Sequence[Record]) -> Finding:
+def diagnose(records: Sequence[Record], is_running: bool = False) -> Finding:
     """Find where ranks have parted first.
 
     Args:
         records: of the same job, at least one.
+        is_running: whether some rank is alive, so that it may be merely late.
     """
-    return _Diagnosis(records).find()
+    finding = _Diagnosis(records, is_running).find()
+    return Finding(" ".join(finding.text.split()), finding.is_wrong)
 
 
 class _Diagnosis:
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[Record], is_running: bool) -> None:
         self.records = {record.rank: record for record in records}
         self.size = records[0].size
         self.last_seen = max(record.seen for record in records)
+        self.is_running = is_running
         self.lost = [rank for rank in range(self.size) if rank not in self.records]
         uses: dict[tuple[str, int], dict[int, Work]] = {}
         for record in records:
             for work in record.works:
-                uses.setdefault((work.key, work.instance), {})[record.rank] = work
-        self.uses = [Use(*key, works) for key, works in uses.items()]
-        self.uses.sort(key=lambda use: use.begin)
+                uses.setdefault(work.use, {})[record.rank] = work
+        open_uses = [Use(*key, works) for key, works in uses.items()]
+        open_uses = [use for use in open_uses if use.is_in_flight or use.has_failed]
+        self.uses = sorted(open_uses, key=lambda use: (_JOIN in use.first.label, use.begin))
+        """Those that have not ended well; whoever has joined is heard last."""
 
     def find(self) -> Finding:
-        for use in self.uses:
-            if self.differences(use):
-                return Finding(self.disagreement(use), True)
-            if self.absent(use) and not use.has_ended_well():
-                return Finding(self.parting(use), True)
-        troubles = [f"Rank {rank} ended by {record.why}." for rank, record in self.ended_by_error()]
-        stuck = [use for use in self.uses if not use.has_ended_well()]
-        if stuck:
-            return Finding(" ".join([self.standstill(stuck[0]), *troubles]), True)
-        text = f"No rank diverged: what any of {name_ranks(list(self.records))} has begun, "
-        text += f"{self.count_of_works()}, all of its ranks have, and it has ended well."
-        if self.lost:
-            text += f" There is no record of {name_ranks(self.lost)}."
-        return Finding(" ".join([text, *troubles]), bool(troubles or self.lost))
+        in_flight = [use for use in self.uses if use.is_in_flight]
+        ended = [use for use in self.uses if not use.is_in_flight]
+        checks: list[Callable[[Use], str | None]] = [self.disagreement, self.parting]
+        for uses in (in_flight, ended):
+            for use in uses:
+                for check in checks:
+                    text = check(use)
+                    if text is not None:
+                        return Finding(self.add(text, use), True)
+        for use in [*in_flight, *ended]:
+            text = self.standstill(use)
+            if text is not None:
+                return Finding(self.add(text, use), True)
+        return self.end()
 
-    def absent(self, use: Use) -> list[int]:
-        """The members that are not known to have begun it."""
-        return [
-            rank
-            for rank in use.members(self.size)
-            if rank not in use.works
-            and (rank in self.lost or not self.records[rank].has_begun(use))
-        ]
+    def add(self, text: str, use: Use) -> str:
+        """And what followed from it, or came before."""
+        earlier = [each for each in self.uses if each.has_failed and each.begin < use.begin]
+        text += self.consequence(use)
+        if earlier:
+            text += f" Before that, {earlier[0].name} failed: {_why(earlier[0])}."
+        return text
 
-    def differences(self, use: Use) -> list[str]:
-        """In what its members disagree."""
-        return [
-            name
-            for name in use.first.terms
-            if len({work.terms.get(name) for work in use.works.values()}) > 1
-        ]
+    def state_of_absent(self, use: Use) -> tuple[list[int], list[int]]:
+        """Members that have not begun it, and those of which nothing is known."""
+        absent, unknown = [], []
+        for rank in use.members(self.size):
+            if rank in use.works:
+                continue
+            begun = self.records[rank].has_begun(use) if rank in self.records else False
+            if begun is None:
+                unknown.append(rank)
+            elif not begun:
+                absent.append(rank)
+        return absent, unknown
 
-    def disagreement(self, use: Use) -> str:
-        name = self.differences(use)[0]
+    def disagreement(self, use: Use) -> str | None:
+        term = use.difference()
+        if term is None:
+            return None
         groups: dict[object, list[int]] = {}
         for rank, work in sorted(use.works.items()):
-            groups.setdefault(work.terms.get(name), []).append(rank)
+            groups.setdefault(getattr(work, term), []).append(rank)
         sides = sorted(groups.items(), key=lambda side: len(side[1]))
-        who = self.whose_fault(sides[0][1], sides[-1][1])
         means = ", ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in sides)
-        text = f"{who}: {use.label}, begun at {self.clock(use.begin)}, has {name} {means}."
-        return text + self.consequence(use)
+        who = _who(sides[0][1], sides[-1][1])
+        return f"{who}: {use.name}, begun at {_clock(use.begin)}, has {term} {means}."
 
-    def parting(self, use: Use) -> str:
-        """Some ranks have begun it, and others have not."""
-        present, absent = sorted(use.works), self.absent(use)
+    def parting(self, use: Use) -> str | None:
+        """Some members have begun it, and others have not, and not only as they are late."""
+        absent, unknown = self.state_of_absent(use)
+        if not absent:
+            return None
+        present = sorted(use.works)
         elsewhere = {rank: other for rank in absent if (other := self.instead(rank, use))}
-        alone = bool(elsewhere) and len(present) < len(absent)
-        who = self.whose_fault(present, absent) if alone else self.whose_fault(absent, present)
-        text = f"{who}: at {self.clock(use.begin)} {name_ranks(present)} began "
-        text += f"{self.describe(use)}, which {name_ranks(absent)} did not."
+        gone = [rank for rank in absent if self.is_gone(rank)]
+        age = self.last_seen - use.begin
+        if not elsewhere and not gone and not use.has_failed and age < _LATE_SECONDS:
+            return None
+        others = {work.use for work in elsewhere.values()}
+        if len(elsewhere) == len(absent) > len(present) and len(others) == 1:
+            who = f"{_who(present, absent)}:"
+        elif elsewhere or gone:
+            who = f"{_who(absent, present)}:"
+        else:
+            who = f"{_ranks(absent)} {_is(absent)} late:"
+        text = f"{who} at {_clock(use.begin)} {name_ranks(present)} began {_describe(use)}, which "
+        text += f"{name_ranks(absent)} did not."
         groups: dict[str, list[int]] = {}
         for rank in absent:
             groups.setdefault(self.state(rank, elsewhere.get(rank)), []).append(rank)
         for state, ranks in groups.items():
-            text += f" {name_ranks(ranks).capitalize()} {state}."
-        return text + self.consequence(use)
+            text += f" {_ranks(ranks)} {state}."
+        if unknown:
+            text += f" What {name_ranks(unknown)} did then is not recorded any more."
+        return text
 
     def instead(self, rank: int, use: Use) -> Work | None:
-        """What it has begun since others began the use, if anything."""
+        """What it has begun that none of those have which have begun the use, and needs one."""
         record = self.records.get(rank)
         if record is None:
             return None
-        later = [work for work in record.works if work.begin >= use.begin]
-        return later[0] if later else None
+        for work in record.works:
+            own = Use(*work.use, {rank: work})
+            is_apart = not any(work.use in self.records[each].uses for each in use.works)
+            is_open = work.end is None or work.why is not None
+            if is_apart and is_open and _JOIN not in work.label:
+                needed = [each for each in own.members(self.size) if each in use.works]
+                if any(self.records[each].has_begun(own) is False for each in needed):
+                    return work
+        return None
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether it cannot come any more, as far as is known."""
+        record = self.records.get(rank)
+        if record is None or record.why is not None or record.state != "running":
+            return True
+        return record.has_thread and self.last_seen - record.seen > _SEEN_SECONDS
 
     def state(self, rank: int, instead: Work | None) -> str:
         """What one that has not begun a use does."""
-        if rank in self.lost:
+        record = self.records.get(rank)
+        if record is None:
             return "left no record"
-        record = self.records[rank]
-        parts = []
-        if instead is not None:
-            parts.append(f"began {instead.label} instead")
         if record.why is not None:
-            parts.append(f"ended by {record.why}")
-        elif record.has_shut_down:
-            parts.append("has shut down")
-        elif self.last_seen - record.seen > _SEEN_SECONDS:
-            parts.append(
-                f"was seen last at {self.clock(record.seen)}, "
-                f"{self.last_seen - record.seen:.1f} s before the others: it was killed or stopped"
+            return f"ended by {_cut(record.why)}"
+        if record.state == "shut down":
+            return "had shut down"
+        if record.state == "shutting down":
+            return "had called shutdown(), or reached the script's end"
+        unseen = self.last_seen - record.seen
+        if unseen > _SEEN_SECONDS and record.has_thread:
+            return (
+                f"was seen last at {_clock(record.seen)}, {unseen:.1f} s before the others: it was "
+                "killed or stopped"
             )
-        elif instead is None:
-            last = max(record.works, key=lambda work: work.begin, default=None)
-            waits = [work for work in record.works if work.waited_since is not None]
-            if waits:
-                parts.append(f"waits for {waits[0].label}")
-            elif last is None:
-                parts.append("has begun nothing")
-            else:
-                since = self.last_seen - (last.end or last.begin)
-                what = "ended" if last.end is not None else "has not ended"
-                parts.append(
-                    f"began {last.label} last, which {what}, and has called nothing for "
-                    f"{since:.1f} s"
-                )
-        return " and ".join(parts)
+        if instead is not None:
+            return f"began {instead.name} instead"
+        waits = [work for work in record.works if work.waited_since is not None]
+        if waits:
+            return f"waited for {waits[0].name}"
+        last = max(record.works, key=lambda work: work.number, default=None)
+        if last is None:
+            return "had begun nothing"
+        since = self.last_seen - (last.end or last.begin)
+        return f"began {last.name} last, and called nothing for {since:.1f} s since"
 
-    def standstill(self, use: Use) -> str:
-        """All its ranks have begun it; it has failed, or does not end."""
-        text = f"No rank diverged: all its ranks began {self.describe(use)}, the first at "
-        text += f"{self.clock(use.begin)}, the last {self.lateness(use)}."
-        unseen = [
-            rank
-            for rank, record in self.records.items()
-            if self.last_seen - record.seen > _SEEN_SECONDS
-        ]
-        for rank in unseen:
-            text += f" Rank {rank} {self.state(rank, None)}."
-        open_ = sorted(rank for rank, work in use.works.items() if work.end is None)
-        if open_:
-            text += f" It has not ended on {name_ranks(open_)}."
-        return text + self.consequence(use)
-
-    def lateness(self, use: Use) -> str:
-        rank, work = max(use.works.items(), key=lambda item: item[1].begin)
-        return f"(rank {rank}) {work.begin - use.begin:.1f} s after it"
+    def standstill(self, use: Use) -> str | None:
+        """All its members have begun it; it has failed, or does not end."""
+        is_late = self.last_seen - use.begin >= _LATE_SECONDS
+        absent, unknown = self.state_of_absent(use)
+        if absent or _JOIN in use.first.label or not (use.has_failed or is_late):
+            return None
+        rank, last = max(use.works.items(), key=lambda item: item[1].begin)
+        members = [each for each in use.members(self.size) if each not in unknown]
+        text = f"{_ranks(members)} began {_describe(use)}, the first at {_clock(use.begin)}, the "
+        text += f"last (rank {rank}) {last.begin - use.begin:.1f} s after it."
+        for each in members:
+            record = self.records.get(each)
+            if record is not None and record.state == "running" and self.is_gone(each):
+                text += f" Rank {each} {self.state(each, None)}."
+        ranks = sorted(rank for rank, work in use.works.items() if work.end is None)
+        if ranks:
+            text += f" It has not ended on {name_ranks(ranks)}."
+        return text
 
     def consequence(self, use: Use) -> str:
         """What followed, for those that have begun it."""
@@ -337,36 +435,91 @@ class _Diagnosis:
         text = ""
         if waits:
             since = min(use.works[rank].waited_since or 0.0 for rank in waits)
-            text = f" It has been waited for on {name_ranks(waits)} since {self.clock(since)}."
-        failures: dict[str, list[int]] = {}
-        for rank, work in sorted(use.works.items()):
-            if work.why is not None:
-                failures.setdefault(work.why, []).append(rank)
-        for why, ranks in list(failures.items())[:2]:
-            text += f" On {name_ranks(ranks)} it failed: {why.rstrip('.')}."
+            text = f" It has been waited for on {name_ranks(waits)} since {_clock(since)}."
+        failed = sorted(rank for rank, work in use.works.items() if work.why is not None)
+        if failed:
+            text += f" On {name_ranks(failed)} it failed: {_why(use)}."
         return text
 
-    def describe(self, use: Use) -> str:
-        work = use.first
-        if work.kind == "barrier":
-            return work.label
-        return f"{work.label} ({work.dtype}, shape {work.shape})"
+    def end(self) -> Finding:
+        """No work tells that something is wrong: what do the ranks?"""
+        records = sorted(self.records.values(), key=lambda record: record.seen)
+        errors = [record for record in records if record.why is not None]
+        told = [f"Rank {each.rank} ended by {_cut(each.why or '')}." for each in errors]
+        if len(told) > _MOST_TOLD:
+            told[_MOST_TOLD:] = [f"{len(told) - _MOST_TOLD} more ended by an error."]
+        gone = [each.rank for each in records if each.why is None and self.is_gone(each.rank)]
+        unseen = [rank for rank in gone if self.records[rank].state == "running"]
+        told += [f"Rank {rank} {self.state(rank, None)}." for rank in sorted(unseen)[:_MOST_TOLD]]
+        if self.lost:
+            told.append(f"There is no record of {name_ranks(self.lost)}.")
+        have_ended = all(record.state == "shut down" for record in records)
+        works = max(record.begun for record in records)
+        counted = f"{works} work{'s' if works != 1 else ''}"
+        if have_ended and not told:
+            return Finding(
+                f"All is well: {name_ranks(list(self.records))} began {counted} and shut down.",
+                False,
+            )
+        if self.is_running and not told:
+            return Finding(
+                f"All is well so far: {name_ranks(list(self.records))} began {counted}, and wait "
+                f"for none for long.",
+                False,
+            )
+        if not told:
+            ranks = [each.rank for each in records if each.state == "running"]
+            told = [
+                f"The job ended at {_clock(self.last_seen)} without shutdown(), and no rank tells "
+                f"an error: it was ended from outside, or one of {name_ranks(sorted(ranks))} was "
+                "killed."
+            ]
+            told += self.last_words()
+        return Finding("No rank diverged in what it called. " + " ".join(told), True)
 
-    def ended_by_error(self) -> list[tuple[int, Record]]:
-        return [(rank, record) for rank, record in self.records.items() if record.why is not None]
+    def last_words(self) -> list[str]:
+        """What was under way at the end, if some had not begun it."""
+        for use in self.uses:
+            absent, _ = self.state_of_absent(use)
+            if absent and _JOIN not in use.first.label:
+                return [
+                    f"{_ranks(sorted(use.works))} had begun {_describe(use)} then, and "
+                    f"{name_ranks(absent)} had not."
+                ]
+        return []
 
-    def count_of_works(self) -> str:
-        return f"{max(record.begun for record in self.records.values())} works"
 
-    @staticmethod
-    def whose_fault(fewer: Sequence[int], more: Sequence[int]) -> str:
-        """Who diverged: the smaller side, or, of equal ones, nobody alone."""
-        if len(fewer) < len(more):
-            return f"{name_ranks(fewer).capitalize()} diverged first"
-        return f"{name_ranks(sorted([*fewer, *more])).capitalize()} parted first"
+def _why(use: Use) -> str:
+    """Of its failures, the first."""
+    failed = [work for work in use.works.values() if work.why is not None]
+    return _cut(min(failed, key=lambda work: work.end or work.begin).why or "")
 
-    @staticmethod
-    def clock(seconds: float) -> str:
-        """The time of day, here."""
-        whole, part = divmod(seconds, 1)
-        return f"{time.strftime('%H:%M:%S', time.localtime(whole))}.{int(part * 1000):03}"
+
+def _cut(text: str) -> str:
+    return text.strip().rstrip(".")
+
+
+def _describe(use: Use) -> str:
+    work = use.first
+    return use.name if work.kind == "barrier" else f"{use.name} ({work.dtype}, shape {work.shape})"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return name_ranks(ranks).capitalize()
+
+
+def _is(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _who(fewer: Sequence[int], more: Sequence[int]) -> str:
+    """Who diverged: the smaller side, or, of equal ones, nobody alone."""
+    if len(fewer) < len(more):
+        return f"{_ranks(fewer)} diverged first"
+    return f"{_ranks(sorted([*fewer, *more]))} parted"
+
+
+def _clock(seconds: float) -> str:
+    """The time of day, here."""
+    whole, part = divmod(seconds, 1)
+    return f"{time.strftime('%H:%M:%S', time.localtime(whole))}.{int(part * 1000):03}"

@@ -7,13 +7,14 @@ file's: so a rank that is killed leaves what it has done, and nobody has to ask 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
-import time
 import traceback
 import warnings
 import weakref
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ringdl._errors import Error
@@ -36,7 +37,7 @@ def start(communicator: Communicator, directory: str) -> None:
         directory: rank 0's counts, and must be meant by its path on all hosts.
     """
     global _recorded
-    name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(3)}"
+    name = f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S.%f}-{secrets.token_hex(3)}"  # the newest is last
     folder = communicator.broadcast_object(
         os.path.join(os.path.abspath(directory), name), name="ringdl.flights"
     )
@@ -57,10 +58,12 @@ def start(communicator: Communicator, directory: str) -> None:
 
 
 def note_end(error: BaseException) -> None:
-    """Have the record of this process say by what error it ends."""
+    """Have the record of this process say by what error it ends. Never raises."""
     communicator = None if _recorded is None else _recorded()
     if communicator is None:
         return
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    communicator._engine.note_end(f"{type(error).__name__}{place}: {error}")
+    with contextlib.suppress(Exception):  # whatever the error's own text does
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        text = f"{type(error).__name__}{place}: {error}"
+        communicator._engine.note_end(text.encode(errors="backslashreplace").decode())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ringdl import _engine, _startup, _timeline
+from ringdl import _engine, _flights, _startup, _timeline
 from ringdl._communicator import Communicator
 from ringdl._errors import Error, StallError, UsageError
 from ringdl._launch import detect
@@ -47,6 +47,7 @@ def outliving() -> Iterator[None]:
     except BaseException as error:
         if os.getpid() != process:  # a forked child must not touch its parent's MPI
             raise
+        _flights.note_end(error)
         _startup.get_communicator()._shared.engine.abandon()  # all others notice
         with _mpi.telling_late(error):
             do_all = _agree(_RAISES) & _RAISES != 0

@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after ``python -m ringdl``; by default those of this process.
 
     Returns:
-        The exit code: 0, 1 if the doctor found no usable set-up or the benchmark a wrong result,
-        2 for a command that cannot be carried out. ``run`` does not return if it succeeds: the
+        The exit code: 0, 1 if the doctor found no usable set-up, the benchmark a wrong result, or
+        `diagnose` that something is wrong, 2 for a command that cannot be carried out. ``run`` does not return if it succeeds: the
         process becomes mpirun.
     """
     parser = argparse.ArgumentParser(

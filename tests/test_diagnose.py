@@ -39,7 +39,7 @@ def run(python: str, how: str, folder: Path, during: object = None, **settings: 
 
 def waiting(folder: Path, pattern: str) -> str:
     """The diagnosis of a job that runs, once it says this."""
-    deadline = time.monotonic() + TIMEOUT / 2
+    deadline = time.monotonic() + TIMEOUT / 2  # more than what is late
     text = ""
     while time.monotonic() < deadline:
         if any(folder.glob("flights/*/rank*.flight")):
@@ -58,7 +58,7 @@ def test_nothing_is_wrong(mpi_python: str, tmp_path: Path) -> None:
     text = run(mpi_python, "well", tmp_path)
     assert text.count("all is well") == 3
     text = diagnose(tmp_path / "flights", 0)
-    assert text.startswith("No rank diverged: what any of ranks 0-2 has begun, 120")
+    assert text.startswith("All is well: ranks 0-2 began 120")
 
 
 def test_ranks_that_disagree(mpi_python: str, tmp_path: Path) -> None:
@@ -87,15 +87,15 @@ def test_a_rank_that_is_killed(mpi_python: str, tmp_path: Path) -> None:
     """The launcher kills the others at once: their records are whole all the same."""
     run(mpi_python, "killed", tmp_path)
     assert len(list(tmp_path.glob("flights/*/rank*.flight"))) == 3
-    text = diagnose(tmp_path / "flights", 1)
-    assert WAITING in text
-    assert "Rank 1 " in text
+    text = diagnose(tmp_path / "flights")
+    assert "or one of ranks 0-2 was killed. Ranks 0, 2 had begun allreduce 'second'" in text
+    assert "and rank 1 had not." in text
 
 
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("busy", r"Rank 1 began allreduce 'first' last, .*waited for on ranks 0, 2 since"),
+        ("busy", r"Rank 1 is late: .* began allreduce 'first' last, .*waited for on ranks 0, 2"),
         ("leaves out", r"Rank 1 diverged first: .* began allreduce '(second|third)' instead\."),
         ("stopped", r"Rank 1 was seen last at .* before the others: it was killed or stopped\."),
     ],

@@ -383,7 +383,9 @@ void Driver::start_flight_recorder(const std::string& path, const std::string& h
   clock_gettime(CLOCK_REALTIME, &today);
   engine_.parts().works.recorder().start(
       flights_->data(),
-      {rank(), size(), getpid(), today.tv_sec * kSecond + today.tv_nsec, host, version}, now_ns());
+      {rank(), size(), getpid(), today.tv_sec * kSecond + today.tv_nsec, host, version,
+       thread_.joinable()},
+      now_ns());
 }
 
 void Driver::note_end(const std::string& why) {

@@ -14,7 +14,8 @@ namespace ringdl {
 /// who reads it afterwards, or while nothing moves, sees which ranks called what.
 ///
 /// Of fixed size, so that a rank that is killed at any moment leaves what it has begun: a header,
-/// and a ring of flights, each with its number, which is 0 while the flight is written.
+/// and a ring of flights, each with its number, which is 0 while the flight is written. One that is
+/// in flight keeps its place.
 class FlightRecorder {
  public:
   static constexpr size_t kMost = 1000;  // flights; later ones take the place of the oldest
@@ -29,6 +30,7 @@ class FlightRecorder {
     int64_t unix_ns;  // the time of day
     std::string_view host;
     std::string_view version;
+    bool has_thread;  // that polls the engine, so that see() is called ten times a second
   };
   /// From now on works are recorded.
   /// @param memory  zeros, aligned to 8 bytes; outlives this, or stop()
@@ -36,19 +38,22 @@ class FlightRecorder {
   bool is_on() const { return header_ != nullptr; }
 
   /// A work has begun.
-  /// @returns  its number; 0 if nothing is recorded, which the others take, too
-  uint64_t begin(const Key& key, const Description& description, const Group& group,
-                 int64_t now_ns);
+  /// @param is_alone  no other rank begins it under this key: a receive that names no sender
+  /// @returns  what the others take; 0 if nothing is recorded
+  uint64_t begin(const Key& key, const Description& description, const Group& group, int64_t now_ns,
+                 bool is_alone = false);
   /// @param why  it has failed
-  void end(uint64_t number, int64_t now_ns, std::string_view why = {});
+  void end(uint64_t flight, int64_t now_ns, std::string_view why = {});
   /// Threads that wait for it: one more, or one less.
-  void wait_begins(uint64_t number, int64_t now_ns);
-  void wait_ends(uint64_t number);
+  void wait_begins(uint64_t flight, int64_t now_ns);
+  void wait_ends(uint64_t flight);
   /// What was found out of a work that stays in flight.
-  void note(uint64_t number, std::string_view what);
+  void note(uint64_t flight, std::string_view what);
 
   /// The process is alive.
   void see(int64_t now_ns);
+  /// It waits in shutdown().
+  void leave();
   /// The process ends by an error.
   void note_end(std::string_view why);
   /// Nothing more is recorded.
@@ -57,10 +62,13 @@ class FlightRecorder {
 
   /// What a memory holds, as an object of JSON. Times are in seconds since 1970.
   ///
-  ///     {"rank", "size", "process", "host", "version", "begin", "seen", "has_shut_down", "why",
+  ///     {"rank", "size", "process", "host", "version", "begin", "seen", "has_thread",
+  ///      "state",  "running", "shutting down" or "shut down"
+  ///      "why",    by what error it ends; null: by none
   ///      "begun",  the number of works since the start
-  ///      "works": [{"number", "key", "instance", "label", "kind", "dtype", "reduction", "memory",
-  ///                 "algorithm", "shape", "root", "ranks",  null: all of them
+  ///      "works": [{"number", "key", "instance", "label", "kind", "dtype", "compression",
+  ///                 "reduction", "memory", "shape", "root",
+  ///                 "ranks",  null: all of them; []: they are not known
   ///                 "begin", "end", "waited_since", "why"}, ...]}  null: not (yet)
   ///
   /// @throws UsageError  it is none, or another version's
@@ -69,11 +77,14 @@ class FlightRecorder {
  private:
   struct Header;
   struct Flight;
-  Flight* find(uint64_t number) const;
+  enum State : uint8_t { kRunning, kShuttingDown, kShutDown };
+  Flight* find(uint64_t flight) const;
+  size_t free_place() const;
   static bool is_whole(const Flight& flight);
 
   Header* header_ = nullptr;
   Flight* flights_ = nullptr;
+  mutable size_t place_ = kMost - 1;  // that was taken last
 };
 
 }  // namespace ringdl

@@ -29,7 +29,9 @@ std::unique_ptr<HostAllreduce> Immediate::begin_direct(const Call& call, const K
                                                        void* data) const {
   const SlotCall slot_call = slot_call_of(call, key, Meeting::kPlacesInSlots);
   Description description;
-  description.algorithm = Algorithm::kDirect;
+  description.wire = call.dtype;
+  description.memory = call.memory.kind;
+  description.count = 1;
   // HostAllreduce carries out kDirect wherever the arrays lie.
   auto made = planning_.make(call, description, data, *all_, &slot_call);
   return std::unique_ptr<HostAllreduce>(static_cast<HostAllreduce*>(made.release()));

@@ -268,6 +268,7 @@ void Driver::shutdown(const std::function<void()>& interrupted) {
     progress_until(lock, interrupted, [this] { return closed_.load() || !shutting_down_; }, ignore);
   }
   if (closed_.load()) return;
+  engine_.parts().works.recorder().leave();
   shutting_down_ = true;
   shuts_down_ = std::this_thread::get_id();
   struct Guard {

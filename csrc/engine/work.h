@@ -36,7 +36,7 @@ class Work {
   const Description description;
   const SharedGroup group;
   int64_t begin_ns = 0;          // when it was submitted
-  uint64_t flight = 0;           // its number in the FlightRecorder
+  uint64_t flight = 0;           // see FlightRecorder::begin()
   bool names_no_sender = false;  // a receive from any rank, see AnyReceives
   std::atomic<int> sender = -1;  // once known, the member that it comes from
   std::atomic<State> state = State::kRunning;

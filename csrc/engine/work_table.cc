@@ -40,7 +40,8 @@ std::shared_ptr<Work> WorkTable::make_prepared(const Description& description, c
 
 void WorkTable::begin(const std::shared_ptr<Work>& work) {
   work->begin_ns = clock_.now_ns();
-  work->flight = recorder_.begin(work->key, work->description, *work->group, work->begin_ns);
+  work->flight = recorder_.begin(work->key, work->description, *work->group, work->begin_ns,
+                                 work->names_no_sender);
   in_flight_[work->key] = work;
   if (work->keyed_channel) ++keyed_works_;
   work->state = Work::State::kRunning;

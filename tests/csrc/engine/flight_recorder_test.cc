@@ -36,7 +36,7 @@ size_t count(const std::string& text, const std::string& part) {
 
 bool has(const std::string& text, const std::string& part) { return count(text, part) > 0; }
 
-constexpr FlightRecorder::Owner kOwner{1, 3, 77, 1000 * kSecond, "north", "9.9"};
+constexpr FlightRecorder::Owner kOwner{1, 3, 77, 1000 * kSecond, "north", "9.9", true};
 
 Key key_of(uint64_t instance) { return {KeySpace::kUnnamed, 5, instance}; }
 
@@ -46,21 +46,48 @@ void test_the_last_thousand_are_kept() {
   const SharedGroup all = group_of_all(1, 3);
   CHECK_EQ(recorder.begin(key_of(0), {}, *all, 1), 0u);  // it is not on
   recorder.start(memory.data(), kOwner, 10 * kSecond);
-  std::vector<uint64_t> numbers;
-  for (uint64_t i = 0; i < 1500; ++i) {
-    numbers.push_back(recorder.begin(key_of(i), {}, *all, 11 * kSecond));
+  std::vector<uint64_t> flights;
+  const uint64_t old = recorder.begin(key_of(0), {}, *all, 10 * kSecond);
+  for (uint64_t i = 1; i < 1500; ++i) {
+    flights.push_back(recorder.begin(key_of(i), {}, *all, 11 * kSecond));
+    if (i < 1499) recorder.end(flights.back(), 11 * kSecond);
   }
-  recorder.end(numbers.front(), 12 * kSecond, "its place is taken");
-  recorder.end(numbers.back(), 12 * kSecond, "it is \"last\"");
+  recorder.end(flights.front(), 12 * kSecond, "its place is taken");
+  recorder.end(flights.back(), 12 * kSecond, "it is \"last\"");
+  recorder.wait_begins(old, 12 * kSecond);
   const std::string json = memory.json();
   CHECK(has(json, R"("rank": 1, "size": 3, "process": 77, "host": "north", "version": "9.9")"));
+  CHECK(has(json, R"("has_thread": true, "state": "running")"));
   CHECK(has(json, R"("begun": 1500)"));
   CHECK_EQ(count(json, R"("number": )"), FlightRecorder::kMost);
-  CHECK(!has(json, R"("number": 500,)"));
-  CHECK(has(json, R"("works": [{"number": 501,)"));
+  CHECK(has(json, R"("works": [{"number": 1,)"));  // it is in flight
+  CHECK(has(json, R"("end": null, "waited_since": 1002.000000)"));
+  CHECK(!has(json, R"("number": 2,)"));
+  CHECK(!has(json, R"("number": 501,)"));
+  CHECK(has(json, R"("number": 502,)"));
   CHECK(!has(json, "its place is taken"));
-  CHECK_EQ(count(json, R"("begin": 1001.000000, "end": null)"), FlightRecorder::kMost - 1);
+  CHECK_EQ(count(json, R"("begin": 1001.000000, "end": 1001.000000)"), FlightRecorder::kMost - 2);
   CHECK(has(json, R"("end": 1002.000000, "waited_since": null, "why": "it is \"last\"")"));
+
+  for (uint64_t i = 0; i < 1100; ++i) recorder.begin(key_of(i), {}, *all, 13 * kSecond);
+  CHECK_EQ(count(memory.json(), R"("end": null)"), FlightRecorder::kMost);  // all are in flight
+}
+
+// Groups of ranks with large numbers are told from all ranks; a receive from any rank is its own.
+void test_members() {
+  Memory memory;
+  FlightRecorder recorder;
+  FlightRecorder::Owner owner = kOwner;
+  owner.rank = 600;
+  owner.size = 1024;
+  recorder.start(memory.data(), owner, kSecond);
+  recorder.begin(key_of(0), {}, *group_of({600, 601}, 600, 1024, 0), kSecond);
+  CHECK(has(memory.json(), R"("ranks": [],)"));
+  owner.rank = 1;
+  Memory other;
+  recorder.start(other.data(), owner, kSecond);
+  recorder.begin(key_of(0), {}, *group_of({0, 1, 2}, 1, 1024, 0), kSecond, true);
+  CHECK(has(other.json(), R"("ranks": [1],)"));
 }
 
 void test_what_is_said_of_a_work() {
@@ -83,16 +110,19 @@ void test_what_is_said_of_a_work() {
   recorder.note(number, "late");
   const std::string json = memory.json();
   CHECK(has(json, R"("label": "broadcast 'wé' of the group of ranks 1 and 2", )"
-                  R"("kind": "broadcast", "dtype": "int16", "reduction": "sum", )"));
+                  R"("kind": "broadcast", "dtype": "int16", )"));
   CHECK(has(json, R"_("shape": "(3, 4)", "root": 2, "ranks": [1, 2], "begin": 1000.000000, )_"));
   CHECK(has(json, R"("end": null, "waited_since": 1001.000000, "why": "late"})"));
   recorder.wait_ends(number);
   CHECK(has(memory.json(), R"("waited_since": null)"));
   recorder.see(5 * kSecond);
   recorder.note_end(std::string(5000, 'x'));
-  CHECK(has(memory.json(), R"("seen": 1004.000000, "has_shut_down": false, "why": "xxx)"));
+  CHECK(has(memory.json(),
+            R"("seen": 1004.000000, "has_thread": true, "state": "running", "why": "xxx)"));
+  recorder.leave();
+  CHECK(has(memory.json(), R"("state": "shutting down")"));
   recorder.stop(true);
-  CHECK(has(memory.json(), R"("has_shut_down": true)"));
+  CHECK(has(memory.json(), R"("state": "shut down")"));
   CHECK_EQ(recorder.begin(key_of(0), {}, *some, 1), 0u);
 }
 
@@ -109,7 +139,7 @@ void test_damaged_memory() {
   std::mt19937_64 random(1);
   for (int i = 0; i < 200; ++i) {
     for (int bytes = 0; bytes < 50; ++bytes) {
-      memory.data()[16 + random() % 8000] = static_cast<std::byte>(random());
+      memory.data()[24 + random() % 8000] = static_cast<std::byte>(random());
     }
     CHECK(!memory.json().empty());
   }
@@ -160,6 +190,7 @@ void test_what_engines_record() {
 
 int main() {
   test_the_last_thousand_are_kept();
+  test_members();
   test_what_is_said_of_a_work();
   test_damaged_memory();
   test_what_engines_record();
