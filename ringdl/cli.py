@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, 1 if the doctor found no usable set-up, the benchmark a wrong result, or
-        `diagnose` that something is wrong, 2 for a command that cannot be carried out. ``run`` does not return if it succeeds: the
-        process becomes mpirun.
+        `diagnose` that something is wrong, 2 for a command that cannot be carried out. ``run`` does
+        not return if it succeeds: the process becomes mpirun.
     """
     parser = argparse.ArgumentParser(
         prog="python -m ringdl",
