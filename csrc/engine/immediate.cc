@@ -29,9 +29,7 @@ std::unique_ptr<HostAllreduce> Immediate::begin_direct(const Call& call, const K
                                                        void* data) const {
   const SlotCall slot_call = slot_call_of(call, key, Meeting::kPlacesInSlots);
   Description description;
-  description.wire = call.dtype;
-  description.memory = call.memory.kind;
-  description.count = 1;
+  description.algorithm = Algorithm::kDirect;
   // HostAllreduce carries out kDirect wherever the arrays lie.
   auto made = planning_.make(call, description, data, *all_, &slot_call);
   return std::unique_ptr<HostAllreduce>(static_cast<HostAllreduce*>(made.release()));
@@ -55,7 +53,9 @@ void Immediate::record(const Call& call, const Key& key, int64_t begin_ns, int64
   description.kind = call.kind;
   description.dtype = call.dtype;
   description.reduction = call.reduction;
-  description.algorithm = Algorithm::kDirect;
+  description.wire = call.dtype;
+  description.memory = call.memory.kind;
+  description.count = 1;
   description.dimensions = static_cast<int32_t>(call.shape.size());
   std::copy_n(call.shape.begin(), std::min<size_t>(call.shape.size(), kMaxDimensions),
               description.shape);
