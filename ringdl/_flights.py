@@ -2,7 +2,7 @@
 
 The engine writes there as they begin and end (csrc/engine/flight_recorder.h), in memory that is the
 file's: so a rank that is killed leaves what it has done, and nobody has to ask one that hangs.
-`ringdl._diagnose` reads the files.
+`ringdl._flight_records` reads the files.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ringdl import _diagnose, _engine, _flights, _mpirun
+from ringdl import _diagnose, _engine, _flight_records, _flights, _mpirun
 from ringdl._communicator import communicator_over
-from ringdl._diagnose import Record, Work, diagnose
+from ringdl._diagnose import diagnose
+from ringdl._flight_records import Record, Work
 from ringdl._settings import Settings
 
 MORNING = 1_800_000_000.0
@@ -293,8 +294,8 @@ def test_the_newest_job_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
             for rank, engine in enumerate(engines):
                 engine.start_flight_recorder(str(tmp_path / name / f"rank{rank}.flight"), "h", "1")
     newest = tmp_path / "2026-01-02T00-00-00.1-aa"
-    assert _diagnose.find_jobs(tmp_path)[0] == newest
-    assert _diagnose.find_jobs(newest) == [newest]
+    assert _flight_records.find_jobs(tmp_path)[0] == newest
+    assert _flight_records.find_jobs(newest) == [newest]
     (newest / "rank1.flight").write_bytes(b"something else")
     (newest / "rank2.flight").mkdir()
     assert _diagnose.main([str(tmp_path)]) == 1
@@ -318,6 +319,6 @@ def test_errors_of_any_text_are_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     _flights.start(communicator, str(tmp_path))
     for error in (ValueError(os.fsdecode(b"\xff")), UnspeakableError(), SystemExit(3)):
         _flights.note_end(error)
-    (record,), _ = _diagnose.read(_diagnose.find_jobs(tmp_path)[0])
+    (record,), _ = _flight_records.read(_flight_records.find_jobs(tmp_path)[0])
     assert record.why == "SystemExit: 3"
     communicator.shutdown()

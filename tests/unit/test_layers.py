@@ -125,7 +125,7 @@ def modules() -> dict[str, Path]:
 
 def part_of(module: str) -> str:
     top = module.partition(".")[0]
-    if top in {"__main__", "_doctor", "_doctor_ranks", "_diagnose", "_tune"}:
+    if top in {"__main__", "_doctor", "_doctor_ranks", "_diagnose", "_flight_records", "_tune"}:
         return "cli"
     return top if top in PYTHON else "core"
 
