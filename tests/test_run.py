@@ -113,6 +113,7 @@ def test_core_on_a_device_without(setting: str) -> None:
     run_job(any_python(), 3, "_devices", "_cupy", **pretended_devices(2), **{setting: "0"})
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("settings", [{}, {"RINGDL_SHARED_MEMORY": "0"}], ids=["shared", "apart"])
 def test_nccl(mpi_python: str, settings: dict[str, str]) -> None:
     """A pretended one, by ranks with a device each."""

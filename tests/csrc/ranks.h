@@ -192,7 +192,7 @@ inline void run_drivers(
       EngineOptions own = options;
       if (is_set("RINGDL_TEST_EXECUTOR", "device")) own.executor = &device;
       own.devices = make_devices(rank);
-      own.slab_bytes = 8 << 10;  // so that arrays of tests have several
+      own.slab_bytes = 16 << 10;  // so that arrays of tests have several
       const std::shared_ptr<Driver> driver = make_driver(std::move(transport), own);
       const auto attempt = [&](const std::function<void()>& act) {
         try {

@@ -45,7 +45,7 @@ def main(way: str) -> None:
     if comm.rank == 1:
         stuck = InStream(array(), stuck_stream())
         comm.allreduce_async_(stuck, ringdl.Sum, "awaited", algorithm=algorithm)
-        time.sleep(1)
+        time.sleep(0.5)
         print(f"ends at {time.monotonic()}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     buckets.ready(0)
