@@ -24,6 +24,9 @@ class Partition {
         segment_bytes_(round_up(std::max<size_t>(segment_bytes, 1))),
         segments_(static_cast<int>(std::max<size_t>(divide_up(chunk_bytes_, segment_bytes_), 1))) {}
 
+  /// To where a chunk may begin.
+  static constexpr size_t round_up(size_t bytes) { return divide_up(bytes, 64) * 64; }
+
   int segments() const { return segments_; }
   size_t segment_bytes() const { return std::min(segment_bytes_, chunk_bytes_); }
 
@@ -35,9 +38,7 @@ class Partition {
   }
 
  private:
-  static size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
-  static size_t round_up(size_t bytes) { return divide_up(bytes, 64) * 64; }
-
+  static constexpr size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
   size_t total_bytes_;
   size_t chunk_bytes_;
   size_t segment_bytes_;

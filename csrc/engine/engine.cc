@@ -93,13 +93,15 @@ int Engine::poll() {
   ++polls_;
   const int messages = inbox_.poll();
   const int answered = parts_.joining.answer_calls();
-  const int moved = parts_.works.settle() + parts_.any_receives.step() + parts_.mailbox.step();
+  const int settled = parts_.works.settle();
+  const int others = parts_.any_receives.step() + parts_.mailbox.step();
   if (parts_.works.has_broken()) {
     for (const WorkTable::Broken& broken : parts_.works.take_broken())
       failures_.fail_broken(broken);
   }
   inbox_.answer_put_off();
-  return messages + answered + moved;
+  other_moves_ += static_cast<uint64_t>(answered + others);
+  return messages + answered + settled + others;
 }
 
 std::string Engine::watch_over(int64_t now) {

@@ -52,6 +52,8 @@ class Engine {
   /// Does what can be done now.
   /// @returns  how much that was: 0 if nothing has moved
   int poll();
+  /// How often something has moved beside messages: what the ranks of this host may wait for.
+  uint64_t moves() const { return parts_.works.moves() + other_moves_; }
   /// Checks whether something is wrong, each part at its own interval.
   /// @returns  what is to be printed
   std::string watch_over(int64_t now_ns);
@@ -84,6 +86,7 @@ class Engine {
   Submissions submissions_{parts_, inbox_, failures_};
   Parts parts_;
   int64_t polls_ = 0;
+  uint64_t other_moves_ = 0;  // than those of works
 };
 
 }  // namespace ringdl

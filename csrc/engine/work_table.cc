@@ -48,9 +48,12 @@ void WorkTable::begin(const std::shared_ptr<Work>& work) {
 }
 
 bool WorkTable::step(const std::shared_ptr<Work>& work) {
+  work->touched = false;
   if (work->is_broken) return false;
+  const int64_t before = work->collective->pieces();
   try {
     if (work->collective->step(work->channel())) {
+      ++moves_;
       finish(work);
       return true;
     }
@@ -62,7 +65,10 @@ bool WorkTable::step(const std::shared_ptr<Work>& work) {
         {work, error.what(), is_misused ? FailureKind::kUsage : FailureKind::kDevice});
     return false;
   }
-  if (!work->polled && (work->collective->pieces() >= 0 || !executor_.is_immediate())) {
+  const int64_t after = work->collective->pieces();
+  if (after > before) ++moves_;
+  if (!work->polled && (after >= 0 || !executor_.is_immediate())) {
+    ++moves_;
     work->polled = true;
     polled_.push_back(work);
   }
@@ -70,20 +76,15 @@ bool WorkTable::step(const std::shared_ptr<Work>& work) {
 }
 
 int WorkTable::step_polled() {
-  int moved = 0;
+  const uint64_t before = moves_;
   bool has_ended = false;
   for (size_t i = 0; i < polled_.size(); ++i) {
     const std::shared_ptr<Work> work = polled_[i];
-    const int64_t before = work->ended() ? 0 : work->collective->pieces();
-    if (work->ended() || step(work)) {
-      has_ended = true;
-      ++moved;
-    } else if (work->collective->pieces() > before) {
-      ++moved;
-    }
+    if (work->ended()) ++moves_;  // elsewhere
+    if (work->ended() || step(work)) has_ended = true;
   }
   if (has_ended) std::erase_if(polled_, [](const auto& work) { return work->ended(); });
-  return moved;
+  return static_cast<int>(moves_ - before);
 }
 
 int WorkTable::settle() {
@@ -91,7 +92,7 @@ int WorkTable::settle() {
   while (!touched_.empty()) {
     const std::shared_ptr<Work> work = std::move(touched_.front());
     touched_.pop_front();
-    work->touched = false;
+    if (!std::exchange(work->touched, false)) continue;  // it was polled
     if (work->state.load(std::memory_order_relaxed) != Work::State::kRunning) continue;
     step(work);
   }

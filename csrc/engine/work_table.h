@@ -65,6 +65,9 @@ class WorkTable {
   /// Steps what was touched until nothing is, then releases what has left.
   /// @returns how many works moved without messages
   int settle();
+  /// How often a work has begun to be polled, reduced a piece in memory that other ranks write to,
+  /// or ended: these may wait for that.
+  uint64_t moves() const { return moves_; }
   void finish(const std::shared_ptr<Work>& work);
   void fail(const std::shared_ptr<Work>& work, const Failure& why);
 
@@ -153,6 +156,7 @@ class WorkTable {
   std::vector<uint64_t> released_;
   size_t longest_message_ = 0;
   uint64_t next_id_ = 1;
+  uint64_t moves_ = 0;
   int64_t keyed_works_ = 0;  // in flight
   int64_t ended_ = 0;
   int64_t common_ended_ = 0;

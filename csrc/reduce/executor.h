@@ -39,6 +39,7 @@ class Executor {
   struct Grain {
     size_t least_piece, most_piece;  // bytes of what one rank takes
     size_t least_block, most_block;  // of what goes through stages
+    int most_pieces = 8;             // about half a millisecond, in which the driver's lock is held
   };
   virtual Grain grain() const { return {16 << 10, 128 << 10, 256 << 10, 1 << 20}; }
   /// How many arrays it reduces at once.

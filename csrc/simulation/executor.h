@@ -23,6 +23,12 @@ class SimulatedExecutor final : public Executor {
       : network_(network), rank_(rank), its_(processor) {}
 
   bool is_immediate() const override { return true; }
+  /// One piece at a time: ranks that do the same at the same time take turns to claim them.
+  Grain grain() const override {
+    Grain grain = cpu_executor().grain();
+    grain.most_pieces = 1;
+    return grain;
+  }
   Ticket copy(std::byte* into, const std::byte* from, size_t bytes, bool streams) override;
   Ticket zero(std::byte* into, size_t bytes) override;
   Ticket combine(const Reducer& reducer, std::byte* into, const std::byte* from,

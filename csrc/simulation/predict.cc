@@ -12,7 +12,7 @@
 namespace ringdl {
 namespace {
 
-constexpr size_t kWindowBytes = 64 << 20;  // counters and stages, of which few pages are touched
+constexpr size_t kWindowBytes = 64 << 20;  // beside two arrays' worth of stages
 constexpr int64_t kLongestNs = 100'000 * kSecond;
 constexpr int kDonePerInterrupt = 1 << 14;
 
@@ -34,7 +34,7 @@ Prediction predict_allreduce(const ImaginedCluster& cluster, size_t bytes,
   options.segment_bytes = cluster.segment_bytes;
   const std::set<int> hosts(cluster.hosts.begin(), cluster.hosts.end());
   const bool is_shared = cluster.shares_memory && hosts.size() < cluster.hosts.size();
-  Simulation simulation(network, processor, options, is_shared ? kWindowBytes : 0);
+  Simulation simulation(network, processor, options, is_shared ? kWindowBytes + 2 * bytes : 0);
 
   Call call;
   call.kind = Kind::kAllreduce;

@@ -11,6 +11,7 @@ namespace {
 
 // How often an engine is asked whether something is wrong. Its own intervals are longer.
 constexpr int64_t kLookNs = 10 * kMillisecond;
+constexpr int64_t kLeastLookNs = kMillisecond;
 // After how long ranks of a host see what one of them has written; with jitter, one in so many
 // times up to so much later, as a process does that has no core.
 constexpr int64_t kSeenNs = 200;
@@ -26,7 +27,8 @@ Simulation::Simulation(SimulatedNetworkOptions network, const SimulatedProcessor
       random_(network.jitter_seed),
       hosts_(std::move(network.hosts)),
       neighbours_(hosts_.size()),
-      is_put_off_(hosts_.size()) {
+      put_off_ns_(hosts_.size()),
+      looks_ns_(hosts_.size()) {
   for (int rank = 0; rank < network_.size(); ++rank) {
     executors_.push_back(std::make_unique<SimulatedExecutor>(network_, rank, processor));
     options.executor = executors_.back().get();
@@ -66,12 +68,21 @@ void Simulation::look_now_and_then(int rank) {
   });
 }
 
+// A rank that is busy then looks when it is free.
+void Simulation::wake_once_free(int rank, int64_t time_ns) {
+  const int64_t free_ns = network_.free_ns(rank);
+  if (free_ns < time_ns) return network_.wake_at(rank, time_ns);
+  int64_t& put_off_ns = put_off_ns_[static_cast<size_t>(rank)];
+  if (put_off_ns != free_ns) network_.wake_at(rank, free_ns);
+  put_off_ns = free_ns;
+}
+
 // A rank may have written what those that share memory with it wait for.
 void Simulation::wake_neighbours(int rank) {
   for (const int other : neighbours_[static_cast<size_t>(rank)]) {
     const bool is_late = has_jitter_ && random_() % kOneIn == 0;
     const auto late_ns = static_cast<int64_t>(is_late ? random_() % kLateNs : 0);
-    network_.wake_at(other, free_ns(rank) + kSeenNs + late_ns);
+    wake_once_free(other, free_ns(rank) + kSeenNs + late_ns);
   }
 }
 
@@ -91,16 +102,20 @@ int64_t Simulation::free_ns(int rank) const { return std::max(now_ns(), network_
 // What it computes in a poll takes time, after which it polls again, and others see what it wrote.
 void Simulation::poll(int rank) {
   const auto number = static_cast<size_t>(rank);
-  if (network_.free_ns(rank) > now_ns()) {
-    if (!is_put_off_[number]) network_.wake_at(rank, network_.free_ns(rank));
-    is_put_off_[number] = true;
-    return;
-  }
-  is_put_off_[number] = false;
+  if (network_.free_ns(rank) > now_ns()) return wake_once_free(rank, now_ns());
   Engine& engine = (*this)[rank];
-  bool has_moved = false;
-  while (engine.poll() > 0) has_moved = true;
-  if (has_moved) wake_neighbours(rank);
+  const uint64_t before = engine.moves();
+  uint64_t moves = before;
+  bool is_busy = false;
+  do {
+    moves = engine.moves();
+    if (engine.poll() == 0) break;
+    is_busy = network_.free_ns(rank) > now_ns();
+  } while (!is_busy || network_.has_ended(rank));
+  if (is_busy && engine.moves() > moves) wake_once_free(rank, now_ns());
+  if (engine.moves() > before) wake_neighbours(rank);
+  if (now_ns() < looks_ns_[number]) return;
+  looks_ns_[number] = now_ns() + kLeastLookNs;
   said_ += engine.watch_over(now_ns());
   engine.find_failed_ranks(now_ns());
 }

@@ -52,6 +52,7 @@ class Simulation {
 
  private:
   void share_memory(size_t bytes, std::span<const std::byte> phantom);
+  void wake_once_free(int rank, int64_t time_ns);
   void wake_neighbours(int rank);
   void poll(int rank);
   void look_now_and_then(int rank);
@@ -61,7 +62,8 @@ class Simulation {
   std::minstd_rand random_;
   const std::vector<int> hosts_;
   std::vector<std::vector<int>> neighbours_;  // by rank: those that share memory with it
-  std::vector<bool> is_put_off_;              // by rank: until its processor is free
+  std::vector<int64_t> put_off_ns_;           // by rank: until then, as its processor is busy
+  std::vector<int64_t> looks_ns_;             // by rank: when it looks whether something is wrong
   std::vector<std::unique_ptr<SimulatedExecutor>> executors_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::string said_;

@@ -10,9 +10,6 @@ namespace {
 
 constexpr size_t kPiecesPerRank = 4;
 
-// So many at most in one step: about half a millisecond, in which the driver's lock is held.
-constexpr int kPiecesPerStep = 8;
-
 size_t piece_bytes_of(Executor::Grain grain, size_t bytes, size_t size) {
   const size_t even = bytes / (kPiecesPerRank * size) / 4096 * 4096;
   return std::clamp(even, grain.least_piece, grain.most_piece);
@@ -46,9 +43,10 @@ bool DirectAllreduce::step_in_memory() {
   if (!all_ready()) return false;
   uint64_t piece = 0;
   notify_reduced();
-  for (int i = 0; i < kPiecesPerStep; ++i) {
+  const int most = executor_.grain().most_pieces;
+  for (int i = 0; i < most; ++i) {
     const int64_t under_way = reductions_.asked() - reduced_;
-    if (under_way == kPiecesPerStep) break;
+    if (under_way == most) break;
     if (!claim(rank_, piece) && (under_way > 0 || !claim_others(piece))) break;
     reductions_.add(reduce(piece));
     notify_reduced();

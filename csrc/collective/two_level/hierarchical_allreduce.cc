@@ -10,12 +10,29 @@
 namespace ringdl {
 namespace {
 
-// Long enough that the ring's first and last steps, in which the link is idle, are negligible (a
-// slab takes 8 ms on 1 Gbit/s); short enough that reducing and copying the first and the last slab
-// are negligible, too, and that stages stay in the last-level cache. The same on all hosts, with
-// stages or without.
+// The longest slab. Long enough that the ring's first and last steps, in which the link is idle,
+// are negligible (a slab takes 8 ms on 1 Gbit/s); short enough that reducing and copying the first
+// and the last slab are negligible, too, and that stages stay in the last-level cache. Of many
+// hosts each has at least so much of a slab that a message takes the link longer than its latency.
+// The same on all hosts, with stages or without.
 constexpr size_t kSlabBytes = 1 << 20;
+constexpr size_t kSlabBytesPerHost = 16 << 10;
 constexpr int kSlabsInStage = 2;
+
+// What is reduced or copied at once, before the ring is looked at again: half of a message, as a
+// byte of it comes from all ranks of the host, or goes to each lane. With much longer ones, the
+// ring of 64 hosts waits for them, and links are idle; shorter ones take less time than a poll.
+constexpr size_t kLeastPiece = 8 << 10;
+constexpr size_t kMostPiece = 64 << 10;
+
+// All are as long, but the last.
+size_t slab_bytes(size_t bytes, const HostLayout& layout) {
+  const size_t longest = std::max(kSlabBytes, kSlabBytesPerHost * layout.hosts.size());
+  const auto lanes = static_cast<size_t>(layout.lanes());
+  const size_t part = (bytes + lanes - 1) / lanes;
+  const size_t slabs = std::max<size_t>((part + longest - 1) / longest, 1);
+  return Partition::round_up((part + slabs - 1) / slabs);
+}
 
 // Messages among the k-th ranks of all hosts, after those that they have exchanged before.
 class LaneChannel final : public Channel {
@@ -56,8 +73,8 @@ class LaneChannel final : public Channel {
 
 }  // namespace
 
-size_t HierarchicalAllreduce::stage_bytes(int lanes) {
-  return kSlabsInStage * kSlabBytes * static_cast<size_t>(lanes);
+size_t HierarchicalAllreduce::stage_bytes(size_t bytes, const HostLayout& layout) {
+  return kSlabsInStage * slab_bytes(bytes, layout) * static_cast<size_t>(layout.lanes());
 }
 
 HierarchicalAllreduce::HierarchicalAllreduce(Executor& executor, SharedLayout layout,
@@ -74,7 +91,11 @@ HierarchicalAllreduce::HierarchicalAllreduce(Executor& executor, SharedLayout la
       segment_bytes_(segment_bytes),
       codec_(codec),
       lanes_(layout_->lanes()),
-      slabs_(bytes, lanes_, kSlabBytes),
+      slabs_(bytes, lanes_, slab_bytes(bytes, *layout_)),
+      piece_bytes_(Partition::round_up(
+          std::clamp(slabs_.segment_bytes() / layout_->hosts.size() / 2, kLeastPiece, kMostPiece))),
+      pieces_(std::max(
+          1, static_cast<int>((slabs_.segment_bytes() + piece_bytes_ - 1) / piece_bytes_))),
       streams_(bytes >= kStreamBytes),
       copies_in_(executor),
       reductions_(executor),
@@ -86,7 +107,15 @@ HierarchicalAllreduce::HierarchicalAllreduce(Executor& executor, SharedLayout la
 std::byte* HierarchicalAllreduce::at(int local_rank, int lane, int slab) const {
   std::byte* const memory = local_.shared.arrays[static_cast<size_t>(local_rank)];
   if (!local_.are_stages) return memory + slabs_.segment(lane, slab).begin;
-  return memory + static_cast<size_t>(slab % kSlabsInStage * lanes_ + lane) * kSlabBytes;
+  const auto place = static_cast<size_t>(slab % kSlabsInStage * lanes_ + lane);
+  return memory + place * slabs_.segment_bytes();
+}
+
+// Where a piece of a slab begins in it.
+Span HierarchicalAllreduce::span_of(int piece, int lane, int slab) const {
+  const size_t bytes = slabs_.segment(lane, slab).bytes;
+  const size_t begin = std::min(static_cast<size_t>(piece) * piece_bytes_, bytes);
+  return {begin, std::min(piece_bytes_, bytes - begin)};
 }
 
 // The counters of a host count slabs, from one instance to the next:
@@ -118,50 +147,53 @@ void HierarchicalAllreduce::arrive() {
 }
 
 bool HierarchicalAllreduce::copy_in() {
-  const auto next = static_cast<int>(copies_in_.asked());
-  if (next < slabs_.segments() && all_have_copied(next + 1 - kSlabsInStage)) {
-    copies_in_.add(copy_slab_in(next));
+  const int64_t of_slab = int64_t{pieces_} * lanes_;
+  const int64_t next = copies_in_.asked();
+  const auto slab = static_cast<int>(next / of_slab);
+  if (slab < slabs_.segments() && all_have_copied(slab + 1 - kSlabsInStage)) {
+    const auto place = static_cast<int>(next % of_slab);
+    copies_in_.add(copy_piece_in(slab, place / pieces_, place % pieces_));
   }
-  const int before = std::exchange(in_, static_cast<int>(copies_in_.done()));
-  if (in_ == before) return false;
+  const int64_t before = std::exchange(copied_in_, copies_in_.done());
+  if (copied_in_ == before) return false;
+  in_ = static_cast<int>(copied_in_ / of_slab);
   counters_.ready(layout_->local_rank).store(count(in_), std::memory_order_release);
   return true;
 }
 
-Executor::Ticket HierarchicalAllreduce::copy_slab_in(int slab) {
-  Executor::Ticket last = Executor::kDone;
-  for (int lane = 0; lane < lanes_; ++lane) {
-    const Span span = slabs_.segment(lane, slab);
-    last = std::max(last, executor_.copy(at(layout_->local_rank, lane, slab),
-                                         local_.own + span.begin, span.bytes));
-  }
-  return last;
+Executor::Ticket HierarchicalAllreduce::copy_piece_in(int slab, int lane, int piece) {
+  const Span its = span_of(piece, lane, slab);
+  const std::byte* const own = local_.own + slabs_.segment(lane, slab).begin;
+  return executor_.copy(at(layout_->local_rank, lane, slab) + its.begin, own + its.begin,
+                        its.bytes);
 }
 
 bool HierarchicalAllreduce::reduce_next() {
-  const auto next = static_cast<int>(reductions_.asked());
-  bool all_are_in = next < slabs_.segments();
+  const int64_t next = reductions_.asked();
+  const auto slab = static_cast<int>(next / pieces_);
+  bool all_are_in = slab < slabs_.segments();
   for (int rank = 0; rank < layout_->local_size() && all_are_in; ++rank) {
-    all_are_in = counters_.ready(rank).load(std::memory_order_acquire) > count(next);
+    all_are_in = counters_.ready(rank).load(std::memory_order_acquire) > count(slab);
   }
-  if (all_are_in) reductions_.add(reduce(next));
-  return std::exchange(reduced_, static_cast<int>(reductions_.done())) < reduced_;
+  if (all_are_in) reductions_.add(reduce(slab, static_cast<int>(next % pieces_)));
+  return std::exchange(reduced_, reductions_.done()) < reduced_;
 }
 
-Executor::Ticket HierarchicalAllreduce::reduce(int slab) {
+Executor::Ticket HierarchicalAllreduce::reduce(int slab, int piece) {
+  if (layout_->local_size() == 1) return Executor::kDone;
+  const int lane = layout_->local_rank;
+  const Span its = span_of(piece, lane, slab);
   std::vector<const std::byte*> sources;
   for (int rank = 0; rank < layout_->local_size(); ++rank) {
-    sources.push_back(at(rank, layout_->local_rank, slab));
+    sources.push_back(at(rank, lane, slab) + its.begin);
   }
-  if (sources.size() == 1) return Executor::kDone;
-  std::byte* const own = at(layout_->local_rank, layout_->local_rank, slab);
-  return executor_.reduce(reduce_many_, sources, {&own, 1},
-                          slabs_.segment(layout_->local_rank, slab).bytes);
+  std::byte* const own = at(lane, lane, slab) + its.begin;
+  return executor_.reduce(reduce_many_, sources, {&own, 1}, its.bytes);
 }
 
 void HierarchicalAllreduce::go_round(Channel& channel) {
   LaneChannel lane(channel, *layout_, sent_before_, received_before_);
-  while (around_ < reduced_) {
+  while (around_ < static_cast<int>(reduced_ / pieces_)) {
     if (!ring_) {
       ring_ = std::make_unique<RingAllreduce>(
           executor_, at(layout_->local_rank, layout_->local_rank, around_),
@@ -182,23 +214,25 @@ void HierarchicalAllreduce::go_round(Channel& channel) {
 
 bool HierarchicalAllreduce::copy_out(int lane) {
   Operations& copies = copies_out_[static_cast<size_t>(lane)];
-  const auto next = static_cast<int>(copies.asked());
-  if (next == slabs_.segments() ||
-      counters_.claimed(lane).load(std::memory_order_acquire) <= count(next)) {
+  const int64_t next = copies.asked();
+  const auto slab = static_cast<int>(next / pieces_);
+  if (slab == slabs_.segments() ||
+      counters_.claimed(lane).load(std::memory_order_acquire) <= count(slab)) {
     return false;
   }
-  const Span slab = slabs_.segment(lane, next);
+  const Span its = span_of(static_cast<int>(next % pieces_), lane, slab);
+  std::byte* const own = local_.own + slabs_.segment(lane, slab).begin;
   const bool is_there = !local_.are_stages && lane == layout_->local_rank;
   copies.add(is_there ? Executor::kDone
-                      : executor_.copy(local_.own + slab.begin, at(lane, lane, next), slab.bytes,
+                      : executor_.copy(own + its.begin, at(lane, lane, slab) + its.begin, its.bytes,
                                        streams_));
   return true;
 }
 
 int HierarchicalAllreduce::copied_by_this_rank() {
-  int64_t least = slabs_.segments();
+  int64_t least = int64_t{slabs_.segments()} * pieces_;
   for (Operations& copies : copies_out_) least = std::min(least, copies.done());
-  return static_cast<int>(least);
+  return static_cast<int>(least / pieces_);
 }
 
 bool HierarchicalAllreduce::all_have_copied(int slabs) const {

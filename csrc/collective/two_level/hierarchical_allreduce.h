@@ -27,11 +27,11 @@ struct LocalArrays {
 /// reduces part k over its host, then around the ring; the other ranks of the host copy it from
 /// there. So each byte crosses a host's link as often as with one rank per host. Parts are cut into
 /// slabs, and while one is on its way around the ring, the next is reduced and the one before is
-/// copied.
+/// copied, piece by piece, so that no message waits for long.
 class HierarchicalAllreduce final : public Collective {
  public:
   /// Bytes of each rank's stage.
-  static size_t stage_bytes(int lanes);
+  static size_t stage_bytes(size_t bytes, const HostLayout& layout);
 
   /// @param instance  how often these counters were used before, by all ranks; stages: 0
   /// @param reduce_many  over the ranks of a host; does not divide
@@ -50,11 +50,12 @@ class HierarchicalAllreduce final : public Collective {
     return instance_ * static_cast<uint64_t>(slabs_.segments()) + static_cast<uint64_t>(slabs);
   }
   std::byte* at(int local_rank, int lane, int slab) const;
+  Span span_of(int piece, int lane, int slab) const;
   void arrive();
   bool copy_in();
   bool reduce_next();
-  Executor::Ticket copy_slab_in(int slab);
-  Executor::Ticket reduce(int slab);
+  Executor::Ticket copy_piece_in(int slab, int lane, int piece);
+  Executor::Ticket reduce(int slab, int piece);
   void go_round(Channel& channel);
   bool copy_out(int lane);
   int copied_by_this_rank();
@@ -71,13 +72,16 @@ class HierarchicalAllreduce final : public Collective {
   const Codec codec_;
   const int lanes_;
   const Partition slabs_;  // one chunk per lane
+  const size_t piece_bytes_;
+  const int pieces_;  // of each slab
   const bool streams_;
-  Operations copies_in_;                // of slabs, in order
+  Operations copies_in_;                // of pieces, by slab and lane
+  int64_t copied_in_ = 0;               // of them, done
   int in_ = 0;                          // slabs that the others see
-  Operations reductions_;               // of slabs of the own lane, in order
-  int reduced_ = 0;                     // of them, done
-  int around_ = 0;                      // of them, those that have been around the ring
-  std::vector<Operations> copies_out_;  // of slabs, by lane
+  Operations reductions_;               // of pieces of the own lane, in order
+  int64_t reduced_ = 0;                 // of them, done
+  int around_ = 0;                      // slabs that have been around the ring
+  std::vector<Operations> copies_out_;  // of pieces, by lane
   int notified_copied_ = 0;
   std::unique_ptr<Collective> ring_;  // of slab around_
   std::vector<int64_t> sent_before_;  // by host: messages of earlier rings

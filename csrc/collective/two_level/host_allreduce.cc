@@ -69,7 +69,7 @@ void HostAllreduce::leave() {
 }
 
 int64_t HostAllreduce::pieces() const {
-  if (chosen_) return chosen_->pieces();
+  if (chosen_) return 1 + chosen_->pieces();
   return exchange_ ? 0 : -1;
 }
 
@@ -85,7 +85,7 @@ void HostAllreduce::find_places() {
   own.array = place_of(data_, bytes_);
   stage_ = window_->allocate_stage(
       layout_->hosts.size() == 1 ? StagedAllreduce::stage_bytes(executor_.grain(), bytes_, size())
-                                 : HierarchicalAllreduce::stage_bytes(layout_->lanes()));
+                                 : HierarchicalAllreduce::stage_bytes(bytes_, *layout_));
   own.stage = place_of(stage_.get(), 1);
   if (rank_ != 0) return;
   counters_ = window_->allocate_stage(bytes);

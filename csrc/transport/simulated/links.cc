@@ -27,15 +27,15 @@ Links::Links(std::vector<int> hosts, SimulatedLink link, SimulatedLink memory, i
       ranks_(hosts_of_ranks_.size()),
       hosts_(count_hosts(hosts_of_ranks_)) {}
 
-Links::Times Links::send(int from, int to, size_t bytes, int64_t now_ns, int64_t not_before_ns,
-                         int64_t latency_ns) {
+int64_t Links::send(int from, int to, size_t bytes, int64_t now_ns, int64_t not_before_ns,
+                    int64_t latency_ns) {
   compute(from, now_ns, message_ns_);
   Rank& sender = ranks_[static_cast<size_t>(from)];
   const int64_t begin = std::max(sender.free_ns, not_before_ns);
   if (are_together(from, to)) {
     sender.memory_free_ns =
         std::max(begin, sender.memory_free_ns) + duration_ns(bytes, memory_.bytes_per_second);
-    return {sender.memory_free_ns, sender.memory_free_ns + latency_ns + message_ns_};
+    return sender.memory_free_ns + latency_ns + message_ns_;
   }
   Host& source = hosts_[static_cast<size_t>(host_of(from))];
   Host& target = hosts_[static_cast<size_t>(host_of(to))];
@@ -45,7 +45,7 @@ Links::Times Links::send(int from, int to, size_t bytes, int64_t now_ns, int64_t
   source.out_free_ns = out + takes;
   target.in_free_ns = std::max(out + latency_ns, target.in_free_ns) + takes;
   source.bytes_sent += bytes;
-  return {source.out_free_ns, target.in_free_ns + message_ns_};
+  return target.in_free_ns + message_ns_;
 }
 
 void Links::compute(int rank, int64_t now_ns, int64_t duration_ns) {

@@ -38,15 +38,12 @@ class Links {
     return (are_together(from, to) ? memory_ : link_).latency_ns;
   }
 
-  struct Times {
-    int64_t leaves_ns;  // all of it has
-    int64_t arrives_ns;
-  };
   /// A message is sent, and is on its way from then on.
   /// @param not_before_ns  it leaves
   /// @param latency_ns  latency_ns(), or longer
-  Times send(int from, int to, size_t bytes, int64_t now_ns, int64_t not_before_ns,
-             int64_t latency_ns);
+  /// @returns  when it arrives
+  int64_t send(int from, int to, size_t bytes, int64_t now_ns, int64_t not_before_ns,
+               int64_t latency_ns);
   /// A rank's processor is busy for so long: what it sends leaves later.
   void compute(int rank, int64_t now_ns, int64_t duration_ns);
   /// When that ends.

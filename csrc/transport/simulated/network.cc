@@ -28,8 +28,8 @@ struct Posted {
   Ticket ticket;
 };
 
-// A message on its way. A long one is announced first; its bytes travel once a receive has met it,
-// and its send ends when they have come.
+// A message on its way. A short one is copied, and its send ends at once. A long one is announced
+// first; its bytes travel once a receive has met it, and its send ends when they have come.
 struct Message {
   int from = 0;
   int to = 0;
@@ -57,7 +57,7 @@ struct Operation {
 };
 
 struct Event {
-  enum Kind { kSent, kComes, kWake, kCall };
+  enum Kind { kComes, kWake, kCall };
   int64_t time_ns;
   uint64_t order;
   Kind kind;
@@ -71,7 +71,8 @@ struct Event {
 struct Rank {
   bool is_alive = true;
   bool is_paused = false;
-  bool is_awake = false;
+  bool is_awake = false;  // is named soon, unless nothing has ended and it was not called
+  bool is_called = false;
   TicketTable<Operation> operations;
   std::unordered_map<int, Inbox> inboxes;  // by tag
   std::deque<Ticket> ended;
@@ -123,15 +124,20 @@ struct SimulatedNetwork::State {
     free_messages.push_back(index);
   }
 
-  void wake(int number) {
-    Rank& its = rank(number);
+  void rouse(Rank& its, int number) {
     if (std::exchange(its.is_awake, true)) return;
     awake.push_back(number);
   }
+  void wake(int number) {
+    Rank& its = rank(number);
+    its.is_called = true;
+    rouse(its, number);
+  }
 
   void end(int number, Ticket ticket) {
-    rank(number).ended.push_back(ticket);
-    wake(number);
+    Rank& its = rank(number);
+    its.ended.push_back(ticket);
+    rouse(its, number);
   }
   void end_send(Message& message) {
     if (std::exchange(message.has_send, false)) end(message.from, message.send);
@@ -148,19 +154,17 @@ struct SimulatedNetwork::State {
   }
 
   // Sends so many bytes of a message, which comes then.
-  // @returns  when they have left
-  int64_t travel(size_t index, size_t bytes, int64_t not_before_ns) {
+  void travel(size_t index, size_t bytes, int64_t not_before_ns) {
     const Message& message = messages[index];
     const int64_t latency = jittered(links.latency_ns(message.from, message.to));
-    Links::Times times =
+    int64_t arrives_ns =
         links.send(message.from, message.to, bytes, clock.now_ns(), not_before_ns, latency);
     if (options.jitter_seed != 0) {  // messages with the same tag do not overtake one another
       int64_t& last = last_arrivals[{message.from, message.to, message.tag}];
-      times.arrives_ns = last = std::max(times.arrives_ns, last + 1);
+      arrives_ns = last = std::max(arrives_ns, last + 1);
     }
     ++messages_sent;
-    schedule(times.arrives_ns, Event::kComes, index);
-    return times.leaves_ns;
+    schedule(arrives_ns, Event::kComes, index);
   }
 
   int64_t jittered(int64_t latency_ns) {
@@ -185,8 +189,8 @@ struct SimulatedNetwork::State {
       message.copy.assign(first, first + bytes);
     }
     const Ticket ticket = message.send;
-    const int64_t leaves = travel(index, message.is_long ? 0 : bytes, 0);
-    if (!message.is_long) schedule(leaves, Event::kSent, index);
+    travel(index, message.is_long ? 0 : bytes, 0);
+    if (!message.is_long) end_send(messages[index]);
     return ticket;
   }
 
@@ -217,10 +221,7 @@ struct SimulatedNetwork::State {
     if (!message.is_long) {
       write(posted.into, message.copy.data(), message.copy.size());
       end(message.to, posted.ticket);
-      if (!message.has_send)
-        forget(index);
-      else
-        message.is_met = true;
+      forget(index);
       return;
     }
     message.is_met = true;
@@ -239,12 +240,6 @@ struct SimulatedNetwork::State {
     end_send(message);
   }
 
-  void on_sent(size_t index) {
-    Message& message = messages[index];
-    end_send(message);
-    if (message.is_dropped || message.is_met) forget(index);
-  }
-
   void on_comes(size_t index) {
     Message& message = messages[index];
     if (is_between_cut(message.from, message.to)) {
@@ -253,7 +248,7 @@ struct SimulatedNetwork::State {
     }
     const bool is_behind = lost_channels.contains({message.from, message.to, message.tag});
     if (message.is_dropped || is_behind || !rank(message.to).is_alive) {
-      // A short one is forgotten when it has left; the sender of a long one hears of it later.
+      // The sender of a long one hears of it later.
       message.is_dropped = true;
       if (!message.has_send) forget(index);
       return;
@@ -401,6 +396,8 @@ SimulatedNetwork::SimulatedNetwork(SimulatedNetworkOptions options)
 
 SimulatedNetwork::~SimulatedNetwork() = default;
 
+bool SimulatedNetwork::has_ended(int rank) const { return !state_->rank(rank).ended.empty(); }
+
 int SimulatedNetwork::size() const { return static_cast<int>(state_->ranks.size()); }
 
 int SimulatedNetwork::hosts() const { return state_->links.hosts(); }
@@ -415,7 +412,8 @@ std::vector<int> SimulatedNetwork::take_awake() {
   std::vector<int> named;
   for (const int number : std::exchange(state_->awake, {})) {
     Rank& its = state_->rank(number);
-    if (its.is_alive && !its.is_paused) named.push_back(number);
+    const bool has_cause = std::exchange(its.is_called, false) || !its.ended.empty();
+    if (has_cause && its.is_alive && !its.is_paused) named.push_back(number);
     its.is_awake = false;
   }
   return named;
@@ -445,9 +443,6 @@ bool SimulatedNetwork::advance() {
     const Event event = its.events.top();
     its.events.pop();
     switch (event.kind) {
-      case Event::kSent:
-        its.on_sent(event.what);
-        break;
       case Event::kComes:
         its.on_comes(event.what);
         break;

@@ -57,6 +57,8 @@ class SimulatedNetwork {
   /// Ranks for which something has ended, or whose wake-up has come, each once. Not those that are
   /// dead or paused.
   std::vector<int> take_awake();
+  /// Whether something has ended for a rank since it was polled.
+  bool has_ended(int rank) const;
   /// Names a rank in take_awake() at some time.
   void wake_at(int rank, int64_t time_ns);
   /// A rank's processor is busy for so long: what it sends leaves later.
