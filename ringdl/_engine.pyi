@@ -300,6 +300,25 @@ def set_default(
 ) -> None: ...
 def quick_allreduce_(otherwise: Callable[P, Result]) -> Callable[P, Result]: ...
 def read_flight_record(content: bytes) -> str: ...
+
+class ImaginedCluster:
+    def __init__(
+        self,
+        hosts: list[int],
+        *,
+        link: tuple[float, float],
+        memory: tuple[float, float],
+        message_seconds: float,
+        copy_rate: float,
+        reduce_rate: float,
+        segment_bytes: int,
+        shares_memory: bool,
+    ) -> None: ...
+    def modelled_seconds(self, algorithm: Algorithm, byte_count: int) -> float: ...
+    def predict_allreduces(
+        self, arrays: list[tuple[int, float]], algorithm: Algorithm | None
+    ) -> tuple[float, float, int, int, list[Algorithm]]: ...
+
 def default_costs() -> list[list[tuple[float, float]]]: ...
 def choose_allreduce(
     costs: list[list[tuple[float, float]]],

@@ -1,4 +1,4 @@
-"""The command line: ``ringdl run | doctor | diagnose | bench | tune | compare``."""
+"""The command line: ``ringdl run | doctor | diagnose | bench | simulate | tune | compare``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ examples:
   python -m ringdl diagnose flights                        who hangs, and where did ranks part?
   mpirun -n 2 python -m ringdl bench allreduce             how fast is it here?
   mpirun -n 2 python -m ringdl tune                        choose by what is measured here
+  python -m ringdl simulate train --help                   how fast would it be there?
   python -m ringdl compare --tasks digits                  which policy learns how fast?
 """
 
@@ -51,12 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"ringdl {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="run | doctor | diagnose | bench | tune | compare"
+        dest="command",
+        required=True,
+        metavar="run | doctor | diagnose | bench | simulate | tune | compare",
     )
     commands.add_parser("run", help="start a script on several ranks", add_help=False)
     commands.add_parser("doctor", help="say what was found and what it means", add_help=False)
     commands.add_parser("diagnose", help="say which rank diverged first", add_help=False)
     commands.add_parser("bench", help="measure a collective", add_help=False)
+    commands.add_parser("simulate", help="predict what another cluster takes", add_help=False)
     commands.add_parser("tune", help="measure what allreduces cost and keep it", add_help=False)
     commands.add_parser("compare", help="train by every policy, side by side", add_help=False)
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -240,6 +244,12 @@ def _bench(arguments: list[str]) -> int:
     return bench.main(arguments)
 
 
+def _simulate(arguments: list[str]) -> int:
+    from ringdl import simulate  # loads the engine
+
+    return simulate.main(arguments)
+
+
 def _tune(arguments: list[str]) -> int:
     from ringdl import _tune as command  # loads NumPy, too
 
@@ -257,6 +267,7 @@ _COMMANDS = {
     "doctor": _doctor_command,
     "diagnose": _diagnose,
     "bench": _bench,
+    "simulate": _simulate,
     "tune": _tune,
     "compare": _compare,
 }

@@ -125,6 +125,7 @@ void bind_quick_allreduce(nb::module_& module);
 void bind_buckets(nb::module_& module);
 void bind_cuda(nb::module_& module);
 void bind_server(nb::module_& module);
+void bind_simulation(nb::module_& module);
 void bind_xla(nb::module_& module);
 
 }  // namespace ringdl::binding

@@ -143,6 +143,7 @@ NB_MODULE(_engine, module) {
   bind_buckets(module);
   bind_cuda(module);
   bind_server(module);
+  bind_simulation(module);
   bind_xla(module);
 }
 

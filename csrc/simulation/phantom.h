@@ -9,12 +9,13 @@
 
 namespace ringdl {
 
-/// Addresses for arrays that have a size and no content: all simulated ranks may have theirs there.
-/// What is read is zero, and nothing can be written.
+/// Addresses for arrays that have a size and no content that counts: all simulated ranks may have
+/// theirs there. Only what travels in headers is written, so few pages take memory.
 class PhantomMemory {
  public:
   explicit PhantomMemory(size_t bytes) : bytes_(bytes) {
-    at_ = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    at_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+               -1, 0);
     if (at_ == MAP_FAILED) throw OutOfMemory("no addresses are left for simulated arrays");
   }
   ~PhantomMemory() { munmap(at_, bytes_); }

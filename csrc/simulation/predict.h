@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "collective/algorithm.h"
+#include "collective/planner/choice.h"
 #include "simulation/executor.h"
 #include "transport/simulated/links.h"
 
@@ -25,21 +27,32 @@ struct ImaginedCluster {
   bool shares_memory = true;
 };
 
-struct Prediction {
-  double seconds;            // until the last rank has it
-  uint64_t most_link_bytes;  // that a host's link carries away from it
-  uint64_t messages;         // of all ranks
-  Algorithm algorithm;
+/// What allreduces cost there between hosts, as far as needed to choose one: their steps take a
+/// latency, and their bytes pass a link. Inside a host, the built-in costs.
+CostModel costs_of(const ImaginedCluster& cluster);
+
+/// An array of float32, and when all ranks have it.
+struct ReadyArray {
+  size_t bytes;
+  int64_t ready_ns = 0;
 };
 
-/// Simulates an allreduce of float32, without the numbers themselves: the engines of all ranks, in
-/// one thread.
+struct Prediction {
+  double seconds;            // from 0 until the last rank has the last sum
+  double busiest_seconds;    // that the busiest rank's processor computes and handles messages
+  uint64_t most_link_bytes;  // that a host's link carries away from it
+  uint64_t messages;         // of all ranks
+  std::vector<Algorithm> algorithms;  // by array
+};
+
+/// Simulates allreduces, without the numbers themselves: the engines of all ranks, in one thread.
 ///
-/// @param wanted  null: the one that the built-in costs choose
+/// Nothing else than these uses the processors: gradients are computed on others.
+/// @param wanted  null: by costs_of()
 /// @param interrupted  called now and then; may throw
-/// @throws UsageError  the algorithm is not for these ranks
-Prediction predict_allreduce(const ImaginedCluster& cluster, size_t bytes,
-                             std::optional<Algorithm> wanted,
-                             const std::function<void()>& interrupted = {});
+/// @throws UsageError  there is no array, or the algorithm is not for these ranks
+Prediction predict_allreduces(const ImaginedCluster& cluster, std::span<const ReadyArray> arrays,
+                              std::optional<Algorithm> wanted,
+                              const std::function<void()>& interrupted = {});
 
 }  // namespace ringdl

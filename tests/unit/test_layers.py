@@ -21,6 +21,7 @@ CSRC = {
     "cuda": {"base", "reduce"},
     "binding": {
         *("base", "reduce", "transport", "bucket", "collective", "engine", "server", "cuda"),
+        "simulation",
     },
 }
 
@@ -97,7 +98,8 @@ PYTHON = {
     "numpy": {"core", "_training"},
     "bench": {"core", "torch"},  # for what is compared
     "compare": {"core", "torch", "policies"},
-    "cli": {"core", "bench", "compare"},
+    "simulate": {"core", "bench"},  # for its units
+    "cli": {"core", "bench", "compare", "simulate"},
 }
 FRAMEWORKS = {"torch", "jax", "tensorflow", "keras", "cupy", "sklearn"}
 # Which framework a part or a module imports; no other does any.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "collective/messages/grid_allreduce.h"
 #include "collective/messages/ring_allreduce.h"
 #include "reduce/streaming.h"
 
@@ -13,15 +14,18 @@ namespace {
 // The longest slab. Long enough that the ring's first and last steps, in which the link is idle,
 // are negligible (a slab takes 8 ms on 1 Gbit/s); short enough that reducing and copying the first
 // and the last slab are negligible, too, and that stages stay in the last-level cache. Of many
-// hosts each has at least so much of a slab that a message takes the link longer than its latency.
-// The same on all hosts, with stages or without.
+// hosts each has at least so much of a slab that its steps do not only wait for latencies. The same
+// on all hosts, with stages or without.
 constexpr size_t kSlabBytes = 1 << 20;
 constexpr size_t kSlabBytesPerHost = 16 << 10;
 constexpr int kSlabsInStage = 2;
 
-// What is reduced or copied at once, before the ring is looked at again: half of a message, as a
-// byte of it comes from all ranks of the host, or goes to each lane. With much longer ones, the
-// ring of 64 hosts waits for them, and links are idle; shorter ones take less time than a poll.
+// From so many hosts on a lane is a grid: a ring's steps would take longer than its bytes.
+constexpr int kLeastGrid = 32;
+
+// What is reduced or copied at once, before the ring is looked at again: an eighth of a message, as
+// each byte of it comes from all ranks of the host, or goes to each lane. With much longer ones,
+// links and other hosts wait for them; shorter ones take less time than a poll.
 constexpr size_t kLeastPiece = 8 << 10;
 constexpr size_t kMostPiece = 64 << 10;
 
@@ -73,6 +77,10 @@ class LaneChannel final : public Channel {
 
 }  // namespace
 
+int HierarchicalAllreduce::columns_of(int hosts) {
+  return hosts < kLeastGrid ? hosts : grid_columns(hosts);
+}
+
 size_t HierarchicalAllreduce::stage_bytes(size_t bytes, const HostLayout& layout) {
   return kSlabsInStage * slab_bytes(bytes, layout) * static_cast<size_t>(layout.lanes());
 }
@@ -92,8 +100,9 @@ HierarchicalAllreduce::HierarchicalAllreduce(Executor& executor, SharedLayout la
       codec_(codec),
       lanes_(layout_->lanes()),
       slabs_(bytes, lanes_, slab_bytes(bytes, *layout_)),
-      piece_bytes_(Partition::round_up(
-          std::clamp(slabs_.segment_bytes() / layout_->hosts.size() / 2, kLeastPiece, kMostPiece))),
+      piece_bytes_(Partition::round_up(std::clamp(
+          slabs_.segment_bytes() / static_cast<size_t>(columns_of(layout_->host_count())) / 8,
+          kLeastPiece, kMostPiece))),
       pieces_(std::max(
           1, static_cast<int>((slabs_.segment_bytes() + piece_bytes_ - 1) / piece_bytes_))),
       streams_(bytes >= kStreamBytes),
@@ -191,15 +200,26 @@ Executor::Ticket HierarchicalAllreduce::reduce(int slab, int piece) {
   return executor_.reduce(reduce_many_, sources, {&own, 1}, its.bytes);
 }
 
+std::unique_ptr<Collective> HierarchicalAllreduce::ring_of(int slab) const {
+  const int lane = layout_->local_rank;
+  const int hosts = layout_->host_count();
+  const int columns = columns_of(layout_->host_count());
+  std::byte* const data = at(lane, lane, slab);
+  const size_t bytes = slabs_.segment(lane, slab).bytes;
+  if (columns < hosts && !codec_.shrinks()) {
+    // Two of a chunk are enough, as lanes keep the link busy for each other.
+    const size_t half = Partition::round_up(bytes / static_cast<size_t>(columns) / 2);
+    return std::make_unique<GridAllreduce>(executor_, data, bytes, reducer_, layout_->host, hosts,
+                                           columns, std::max(segment_bytes_, half));
+  }
+  return std::make_unique<RingAllreduce>(executor_, data, bytes, reducer_, layout_->host, hosts,
+                                         segment_bytes_, codec_);
+}
+
 void HierarchicalAllreduce::go_round(Channel& channel) {
   LaneChannel lane(channel, *layout_, sent_before_, received_before_);
   while (around_ < static_cast<int>(reduced_ / pieces_)) {
-    if (!ring_) {
-      ring_ = std::make_unique<RingAllreduce>(
-          executor_, at(layout_->local_rank, layout_->local_rank, around_),
-          slabs_.segment(layout_->local_rank, around_).bytes, reducer_, lane.rank(), lane.size(),
-          segment_bytes_, codec_);
-    }
+    if (!ring_) ring_ = ring_of(around_);
     if (!ring_->step(lane)) return;
     ring_.reset();
     for (int host = 0; host < lane.size(); ++host) {

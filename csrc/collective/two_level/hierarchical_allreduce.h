@@ -23,13 +23,16 @@ struct LocalArrays {
 /// Allreduce over several hosts with several ranks each, through memory that the ranks of a host
 /// share.
 ///
-/// The array is cut into a part per lane. Lane k is a ring over the k-th rank of each host, which
-/// reduces part k over its host, then around the ring; the other ranks of the host copy it from
-/// there. So each byte crosses a host's link as often as with one rank per host. Parts are cut into
-/// slabs, and while one is on its way around the ring, the next is reduced and the one before is
-/// copied, piece by piece, so that no message waits for long.
+/// The array is cut into a part per lane. Lane k is a ring over the k-th rank of each host, or, of
+/// many hosts, a grid (GridAllreduce). It reduces part k over its host, then around the ring; the
+/// other ranks of the host copy it from there. So each byte crosses a host's link as often as with
+/// one rank per host. Parts are cut into slabs, and while one is on its way around the ring, the
+/// next is reduced and the one before is copied, piece by piece, so that no message waits for long.
 class HierarchicalAllreduce final : public Collective {
  public:
+  /// How many columns the grid of so many hosts has; all of them: they are a ring.
+  static int columns_of(int hosts);
+
   /// Bytes of each rank's stage.
   static size_t stage_bytes(size_t bytes, const HostLayout& layout);
 
@@ -56,6 +59,7 @@ class HierarchicalAllreduce final : public Collective {
   bool reduce_next();
   Executor::Ticket copy_piece_in(int slab, int lane, int piece);
   Executor::Ticket reduce(int slab, int piece);
+  std::unique_ptr<Collective> ring_of(int slab) const;
   void go_round(Channel& channel);
   bool copy_out(int lane);
   int copied_by_this_rank();

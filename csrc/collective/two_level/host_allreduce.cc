@@ -226,8 +226,10 @@ constinit const AllreduceAlgorithm kHierarchicalAlgorithm = {
     .most_bytes = [](size_t) { return std::numeric_limits<size_t>::max(); },
     .effort =
         [](double bytes, const HostLayout& layout) {
-          const double hosts = layout.host_count();
-          return Effort{1 + 2 * (hosts - 1), 2 * (hosts - 1) / hosts * bytes};
+          const int hosts = layout.host_count();
+          const int columns = HierarchicalAllreduce::columns_of(hosts);
+          const int steps = 2 * (columns - 1 + hosts / columns - 1);
+          return Effort{1.0 + steps, 2.0 * (hosts - 1) / hosts * bytes};
         },
     .inside = {},
     .between = {40e-6, 8e-9},

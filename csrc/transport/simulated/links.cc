@@ -49,8 +49,9 @@ int64_t Links::send(int from, int to, size_t bytes, int64_t now_ns, int64_t not_
 }
 
 void Links::compute(int rank, int64_t now_ns, int64_t duration_ns) {
-  int64_t& free_ns = ranks_[static_cast<size_t>(rank)].free_ns;
-  free_ns = std::max(free_ns, now_ns) + duration_ns;
+  Rank& its = ranks_[static_cast<size_t>(rank)];
+  its.free_ns = std::max(its.free_ns, now_ns) + duration_ns;
+  its.busy_ns += duration_ns;
 }
 
 }  // namespace ringdl

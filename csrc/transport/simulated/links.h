@@ -48,6 +48,8 @@ class Links {
   void compute(int rank, int64_t now_ns, int64_t duration_ns);
   /// When that ends.
   int64_t free_ns(int rank) const { return ranks_[static_cast<size_t>(rank)].free_ns; }
+  /// For how long it has been busy so far, in all.
+  int64_t busy_ns(int rank) const { return ranks_[static_cast<size_t>(rank)].busy_ns; }
   /// A host's link is so many times slower from now on.
   void slow(int host, double times) { hosts_[static_cast<size_t>(host)].slower = times; }
   /// Bytes that a host's link has carried away from it.
@@ -55,7 +57,8 @@ class Links {
 
  private:
   struct Rank {
-    int64_t free_ns = 0;         // its processor
+    int64_t free_ns = 0;  // its processor
+    int64_t busy_ns = 0;
     int64_t memory_free_ns = 0;  // what it sends to ranks of its host
   };
   struct Host {

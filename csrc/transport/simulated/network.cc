@@ -19,6 +19,7 @@ namespace ringdl {
 namespace {
 
 constexpr size_t kNone = static_cast<size_t>(-1);
+constexpr size_t kMostOfHeader = 8 << 10;
 constexpr int kNobody = -2;  // whom a receive waits for whose message is lost
 
 struct Posted {
@@ -149,6 +150,11 @@ struct SimulatedNetwork::State {
            at < options.phantom.data() + options.phantom.size();
   }
 
+  bool has_content(const void* data, size_t bytes) const {
+    if (bytes == 0 || is_phantom(data)) return false;
+    return options.phantom.empty() || bytes <= kMostOfHeader;
+  }
+
   void write(std::byte* into, const std::byte* from, size_t bytes) const {
     if (bytes > 0 && !is_phantom(into)) std::memcpy(into, from, bytes);
   }
@@ -183,11 +189,9 @@ struct SimulatedNetwork::State {
     message.send = rank(from).operations.add({&owner, tag, kNone});
     message.is_long = bytes > options.eager_bytes;
     const auto* const first = static_cast<const std::byte*>(data);
-    if (message.is_long) {
-      if (!is_phantom(data)) message.source = first;
-    } else if (!is_phantom(data) && bytes > 0) {
-      message.copy.assign(first, first + bytes);
-    }
+    const bool is_carried = has_content(data, bytes);
+    if (is_carried && message.is_long) message.source = first;
+    if (is_carried && !message.is_long) message.copy.assign(first, first + bytes);
     const Ticket ticket = message.send;
     travel(index, message.is_long ? 0 : bytes, 0);
     if (!message.is_long) end_send(messages[index]);
@@ -428,6 +432,8 @@ void SimulatedNetwork::compute(int rank, int64_t duration_ns) {
 }
 
 int64_t SimulatedNetwork::free_ns(int rank) const { return state_->links.free_ns(rank); }
+
+int64_t SimulatedNetwork::busy_ns(int rank) const { return state_->links.busy_ns(rank); }
 
 void SimulatedNetwork::call_at(int64_t time_ns, std::function<void()> what) {
   state_->calls.emplace(state_->order, std::move(what));

@@ -26,7 +26,8 @@ struct SimulatedNetworkOptions {
   /// as each takes up to twice the latency longer, by chance; and what ranks of a host write for
   /// one another is seen late now and then.
   uint64_t jitter_seed = 0;
-  /// Payload from here stands for bytes that nobody has: only its size travels.
+  /// Payload from here stands for bytes that nobody has: only its size travels. Where there is
+  /// such, so it is with all payload that is longer than any header.
   std::span<const std::byte> phantom;
 };
 
@@ -65,6 +66,8 @@ class SimulatedNetwork {
   void compute(int rank, int64_t duration_ns);
   /// When it is not busy any more; perhaps long ago.
   int64_t free_ns(int rank) const;
+  /// For how long it has been busy so far, in all.
+  int64_t busy_ns(int rank) const;
   /// Calls something at some time; what is asked for at the same time comes in that order.
   void call_at(int64_t time_ns, std::function<void()> what);
   /// Moves the clock to the next event, and lets all happen that happens then.

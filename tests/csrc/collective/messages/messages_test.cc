@@ -8,6 +8,7 @@
 #include "collective/messages/broadcast.h"
 #include "collective/messages/bruck.h"
 #include "collective/messages/gather.h"
+#include "collective/messages/grid_allreduce.h"
 #include "collective/messages/in_order.h"
 #include "collective/messages/recursive_doubling.h"
 #include "collective/messages/ring_reduce_scatter.h"
@@ -143,6 +144,55 @@ void reduce_scatters(int size, uint64_t seed) {
       begin += uneven.back().bytes;
     }
     reduce_scatter(size, uneven, segment_bytes, seed);
+  }
+}
+
+// A chunk is summed around its row, then around its column, and divided last.
+void grid_allreduce(int size, int columns, size_t count, size_t segment_bytes, uint64_t seed) {
+  const Reduction reduction = seed % 2 == 0 ? Reduction::kSum : Reduction::kAverage;
+  std::vector<std::vector<float>> data;
+  Network network(size, seed);
+  Parts parts;
+  for (int rank = 0; rank < size; ++rank) data.push_back(floats(rank, count));
+  std::vector<double> sums(count, 0.0);
+  for (const auto& its : data) {
+    for (size_t i = 0; i < count; ++i) sums[i] += static_cast<double>(its[i]);
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    parts.push_back(std::make_unique<GridAllreduce>(
+        network.executor(rank),
+        reinterpret_cast<std::byte*>(data[static_cast<size_t>(rank)].data()), 4 * count,
+        Reducer(DType::kFloat32, reduction, size), rank, size, columns, segment_bytes));
+  }
+  CHECK(network.run(parts));
+  CHECK(network.most_receives <= kReceives && network.most_sends <= kSends);
+  const double divisor = reduction == Reduction::kAverage ? size : 1;
+  bool is_right = true;
+  for (size_t i = 0; i < count; ++i) {
+    is_right &= std::abs(static_cast<double>(data[0][i]) - sums[i] / divisor) <= 1e-6 * sums[i];
+  }
+  CHECK(is_right);
+  for (const auto& its : data) CHECK(its == data[0]);
+  // What any allreduce sends at least, but for chunks that are as long as the longest.
+  const size_t most = 2 * (4 * count + 64 * static_cast<size_t>(2 * size));
+  for (const auto& sent : network.traffic) CHECK(sent.bytes <= static_cast<int64_t>(most));
+}
+
+void grid_allreduces(uint64_t seed) {
+  for (const auto& [size, columns] : std::vector<std::pair<int, int>>{
+           {4, 2}, {6, 3}, {6, 2}, {8, 4}, {9, 3}, {12, 4}, {5, 5}, {3, 1}, {1, 1}}) {
+    for (const size_t count : {0u, 1u, 7u, 300u, 4099u}) {
+      for (const size_t segment_bytes : {64u, 1024u, 1u << 20}) {
+        grid_allreduce(size, columns, count, segment_bytes, seed);
+      }
+    }
+  }
+}
+
+void chooses_a_grid() {
+  for (const auto& [size, columns] :
+       std::vector<std::pair<int, int>>{{1, 1}, {4, 2}, {6, 3}, {7, 7}, {36, 6}, {512, 32}}) {
+    CHECK_EQ(grid_columns(size), columns);
   }
 }
 
@@ -449,6 +499,7 @@ void disagreements(int size, uint64_t seed) {
     kAllgatherInOrder,
     kRounds,
     kTreeBroadcast,
+    kGridAllreduce,
     kCount
   };
   std::vector<int> order(static_cast<size_t>(size));
@@ -491,6 +542,9 @@ void disagreements(int size, uint64_t seed) {
         } else if (kind == kRounds) {
           part = std::make_unique<Bruck>(
               network.executor(rank), std::vector<size_t>(even.begin(), even.end()), rank, input);
+        } else if (kind == kGridAllreduce) {
+          part = std::make_unique<GridAllreduce>(network.executor(rank), outputs[rank].data(), 64,
+                                                 reducer, rank, size, grid_columns(size), 16);
         } else if (kind == kTreeBroadcast) {
           part = std::make_unique<TreeBroadcast>(outputs[rank].data(), 64, 0, rank, size, 16);
         } else if (kind == kGather) {
@@ -527,6 +581,8 @@ int main() {
     }
   }
   chooses_the_tree();
+  chooses_a_grid();
+  for (uint64_t seed = 0; seed < 12; ++seed) grid_allreduces(seed);
   for (const int size : {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 31}) {
     for (uint64_t seed = 0; seed < 6; ++seed) {
       for (const int64_t scale : {0, 3, 400}) rounds(size, scale, seed);

@@ -1,0 +1,163 @@
+"""``python -m ringdl simulate``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringdl import _engine, _safetensors
+from ringdl._errors import UsageError
+from ringdl.simulate import main
+from ringdl.simulate._cluster import Cluster, parse_rate, parse_seconds, predict
+from ringdl.simulate._models import MODELS, gradients_of
+from ringdl.simulate._train import buckets_of, predict_step
+
+MB = 1_000_000
+
+
+def cluster(ranks: int, hosts: int, link: float = 1.25e9, latency: float = 20e-6) -> Cluster:
+    return Cluster(
+        ranks,
+        hosts,
+        link,
+        latency,
+        memory=8e9,
+        memory_latency=1e-6,
+        message=5e-7,
+        copy=8e9,
+        reduce=6e9,
+        segment_bytes=32 << 10,
+        shares_memory=True,
+    )
+
+
+def test_units() -> None:
+    assert parse_rate("200gbit") == 25e9
+    assert parse_rate("1.5 GB/s") == 1.5e9
+    assert parse_rate("100Mbit") == 12.5e6
+    assert parse_seconds("2us") == 2e-6
+    assert parse_seconds("0.3s") == 0.3
+    for wrong in ("200", "gbit", "-1gbit", "0gbit", "3 furlongs", "1.2.3gbit"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a rate"):
+            parse_rate(wrong)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a time"):
+        parse_seconds("2")
+
+
+def test_models_have_the_sizes_that_they_are_known_for() -> None:
+    totals = {name: sum(model()) for name, model in MODELS.items()}
+    assert totals == {"resnet50": 25_557_032, "vgg16": 138_357_544, "gpt2": 124_439_808}
+
+
+def test_models_of_files(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    arrays = {"a": np.zeros((3, 4), np.float32), "b": np.zeros(5, np.float16)}
+    with weights.open("wb") as file:
+        _safetensors.write(file, arrays, {})
+    assert gradients_of(str(weights)) == [12, 5]
+    counts = tmp_path / "counts.json"
+    counts.write_text("[7, 8]")
+    assert gradients_of(str(counts)) == [7, 8]
+    for wrong in ("{}", "[]", '["a"]', "[-1]", "no JSON"):
+        counts.write_text(wrong)
+        with pytest.raises(UsageError, match="--model"):
+            gradients_of(str(counts))
+    with pytest.raises(UsageError, match="there is no such file"):
+        gradients_of("alexnet")
+
+
+def test_buckets_are_those_of_a_backward_pass() -> None:
+    """The last gradient is ready first, and the first one when computing ends."""
+    buckets = buckets_of([1000, 2000, 3000, 300_000], 3.0, 8000)
+    assert [ready for _, ready in buckets] == pytest.approx([1.5, 2.0, 2.5, 3.0])
+    sizes = [byte_count for byte_count, _ in buckets]
+    assert sizes == pytest.approx([1_200_000, 12_000, 8_000, 4_000], abs=100)
+    whole = buckets_of([1000, 2000, 3000, 300_000], 3.0, 100_000)
+    assert [ready for _, ready in whole] == pytest.approx([1.5, 3.0])
+
+
+def test_links_are_what_it_takes() -> None:
+    its = cluster(64, 8)
+    predicted = predict(its, [(100 * MB, 0.0)])
+    assert predicted.algorithms == ["hierarchical"]
+    assert predicted.link_seconds == pytest.approx(0.14)
+    assert 1 <= predicted.seconds / predicted.link_seconds < 1.05
+    assert 175 * MB <= predicted.link_bytes < 176 * MB
+    assert predicted.limited_by == "links"
+    assert predict(its, [(4000, 0.0)]).limited_by == "latency"
+    assert predict(cluster(8, 1), [(100 * MB, 0.0)]).limited_by == "processors"
+
+
+def test_hundreds_of_hosts_are_not_bound_by_latency() -> None:
+    predicted = predict(cluster(512, 128, 25e9, 2e-6), [(100 * MB, 0.0)])
+    assert predicted.share_of_bound > 0.88
+
+
+def test_an_array_is_not_reduced_before_it_is_ready() -> None:
+    its = cluster(4, 4)
+    alone = predict(its, [(10 * MB, 0.0)]).seconds
+    assert predict(its, [(10 * MB, 1.0)]).seconds == pytest.approx(1 + alone, rel=1e-3)
+    both = predict(its, [(10 * MB, 0.0), (10 * MB, 0.5 * alone)]).seconds
+    assert both == pytest.approx(2 * alone, rel=0.05)
+
+
+def test_averaging_hides_behind_computing() -> None:
+    counts = [250_000] * 40
+    hidden = predict_step(cluster(4, 4), buckets_of(counts, 0.5, 10 * MB), 0.5)
+    assert 0.97 < hidden.efficiency < 0.99
+    assert hidden.limited_by == "the last bucket"
+    bound = predict_step(cluster(4, 4, 125e6), buckets_of(counts, 0.1, 4 * MB), 0.1)
+    assert bound.limited_by == "links"
+    assert bound.seconds == pytest.approx(0.1 / 3 + 1.5 * 40 * MB / 125e6, rel=0.05)
+    assert predict_step(cluster(1, 1), buckets_of(counts, 0.5, 4 * MB), 0.5).efficiency == 1
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    words = ["--ranks", "16", "--hosts", "4", "--link", "10gbit", "-J", str(file), "--scaling"]
+    assert main(["allreduce", *words, "--size", "4M", "--algorithm", "all"]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert {(row["ranks"], row["hosts"]) for row in rows} == {(2, 1), (4, 1), (8, 2), (16, 4)}
+    assert {row["algorithms"][0] for row in rows} == {"ring", "direct", "hierarchical"}
+    assert all(row["seconds"] >= row["bound_seconds"] > 0 for row in rows)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2 + len(rows)
+    assert main(["train", *words, "--model", "resnet50", "--compute", "100ms"]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["ranks"] for row in rows] == [1, 2, 4, 8, 16]
+    assert rows[0]["efficiency"] == 1
+    assert all(row["efficiency"] <= 1 for row in rows)
+
+
+@pytest.mark.parametrize("command", ["allreduce", "train"])
+def test_plot(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = [command, "--ranks", "8", "--hosts", "4", "--link", "10gbit"]
+    words += ["--plot", str(tmp_path / "scaling.png")]
+    if command == "train":
+        words += ["--model", "resnet50", "--compute", "100ms"]
+    assert main(words) == 0
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["allreduce", "--link", "10gbit"]
+    for more, said in (
+        (["--ranks", "4", "--hosts", "8"], "4 ranks are not on 8 hosts"),
+        (["--ranks", "8", "--hosts", "4", "--algorithm", "direct"], "ranks that all share memory"),
+        (["--ranks", "8", "--hosts", "4", "--algorithm", "tree"], "known are ring, doubling"),
+        (["--ranks", "8", "--hosts", "4", "--algorithm", "mpi"], "ranks that MPI has started"),
+    ):
+        assert main(words + more) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(UsageError, match="there is no array"):
+        cluster(2, 1).engine().predict_allreduces([], None)
+
+
+def test_an_algorithm_that_is_not_for_these_ranks() -> None:
+    with pytest.raises(UsageError, match="direct"):
+        predict(cluster(8, 4), [(MB, 0.0)], _engine.Algorithm.direct)
