@@ -3,6 +3,7 @@
 #include "simulation/simulation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -223,6 +224,21 @@ void test_many_hosts() {
   }
 }
 
+// A step and the end: not every rank tells every other.
+void test_messages_of_a_job() {
+  for (const int size : {64, 512}) {
+    std::vector<int> hosts;
+    for (int rank = 0; rank < size; ++rank) hosts.push_back(rank / 8);
+    Simulation simulation(links(hosts), {}, {}, 64 << 20);
+    time_of(simulation, 1000, allreduce(1000));
+    CHECK(simulation.leave(kSecond));
+    const double all = static_cast<double>(simulation.network().messages_sent());
+    const double share = all / (size * std::log2(size));
+    check::record(share < 4, __FILE__, __LINE__,
+                  std::to_string(share) + " P log P messages of " + std::to_string(size));
+  }
+}
+
 // Hosts of eight ranks, whose links are slower than their memory: the link is what it takes.
 Prediction predict(const ImaginedCluster& cluster, size_t bytes,
                    std::optional<Algorithm> wanted = std::nullopt) {
@@ -272,6 +288,7 @@ int main() {
   test_links_that_are_cut_and_ranks_that_pause();
   test_phantom_arrays();
   test_many_hosts();
+  test_messages_of_a_job();
   test_what_is_predicted();
   test_processors_take_time();
   return check::report();
