@@ -1,6 +1,6 @@
 #include "collective/messages/grid_allreduce.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "collective/partition.h"
 
@@ -16,8 +16,8 @@ std::vector<Span> chunks_of(size_t bytes, int columns) {
 
 std::vector<int> row_of(int rank, int columns) {
   std::vector<int> ranks;
-  for (int column = 0; column < columns; ++column)
-    ranks.push_back(rank / columns * columns + column);
+  const int first = rank / columns * columns;
+  for (int column = 0; column < columns; ++column) ranks.push_back(first + column);
   return ranks;
 }
 
@@ -61,8 +61,7 @@ GridAllreduce::GridAllreduce(Executor& executor, std::byte* data, size_t bytes,
       gather_(data, chunks_, rank % columns, segment_bytes),
       copies_(executor) {}
 
-// Each phase has all that the one before has left, and a row and a column have no edge in common:
-// so those of the row count from where its first phase ended.
+// A phase begins when all messages of the one before have ended, and counts its own from there.
 bool GridAllreduce::step(Channel& channel) {
   row_.use(channel);
   column_.use(channel);
