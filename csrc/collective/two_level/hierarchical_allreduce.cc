@@ -38,42 +38,15 @@ size_t slab_bytes(size_t bytes, const HostLayout& layout) {
   return Partition::round_up((part + slabs - 1) / slabs);
 }
 
-// Messages among the k-th ranks of all hosts, after those that they have exchanged before.
-class LaneChannel final : public Channel {
- public:
-  LaneChannel(Channel& channel, const HostLayout& layout, const std::vector<int64_t>& sent_before,
-              const std::vector<int64_t>& received_before)
-      : channel_(channel),
-        layout_(layout),
-        sent_before_(sent_before),
-        received_before_(received_before) {}
-
-  int rank() const override { return layout_.host; }
-  int size() const override { return static_cast<int>(layout_.hosts.size()); }
-  void send(int to, const void* data, size_t bytes) override {
-    channel_.send(rank_on(to), data, bytes);
+// The k-th ranks of all hosts, of which this one is the k-th of its own; none if it leads no lane.
+std::vector<int> lane_of(const HostLayout& layout) {
+  std::vector<int> ranks;
+  if (layout.local_rank >= layout.lanes()) return ranks;
+  for (const auto& host : layout.hosts) {
+    ranks.push_back(host[static_cast<size_t>(layout.local_rank)]);
   }
-  void receive(int from, void* data, size_t bytes) override {
-    channel_.receive(rank_on(from), data, bytes);
-  }
-  int64_t sent(int to) const override {
-    return channel_.sent(rank_on(to)) - sent_before_[static_cast<size_t>(to)];
-  }
-  int64_t received(int from) const override {
-    return channel_.received(rank_on(from)) - received_before_[static_cast<size_t>(from)];
-  }
-  bool agreed() const override { return channel_.agreed(); }
-
-  int rank_on(int host) const {
-    return layout_.hosts[static_cast<size_t>(host)][static_cast<size_t>(layout_.local_rank)];
-  }
-
- private:
-  Channel& channel_;
-  const HostLayout& layout_;
-  const std::vector<int64_t>& sent_before_;
-  const std::vector<int64_t>& received_before_;
-};
+  return ranks;
+}
 
 }  // namespace
 
@@ -109,8 +82,7 @@ HierarchicalAllreduce::HierarchicalAllreduce(Executor& executor, SharedLayout la
       copies_in_(executor),
       reductions_(executor),
       copies_out_(static_cast<size_t>(lanes_), Operations(executor)),
-      sent_before_(layout_->hosts.size(), 0),
-      received_before_(layout_->hosts.size(), 0) {}
+      lane_(lane_of(*layout_), layout_->host) {}
 
 // Where `local_rank` has a slab of a lane that all ranks of the host see.
 std::byte* HierarchicalAllreduce::at(int local_rank, int lane, int slab) const {
@@ -217,15 +189,14 @@ std::unique_ptr<Collective> HierarchicalAllreduce::ring_of(int slab) const {
 }
 
 void HierarchicalAllreduce::go_round(Channel& channel) {
-  LaneChannel lane(channel, *layout_, sent_before_, received_before_);
+  lane_.use(channel);
   while (around_ < static_cast<int>(reduced_ / pieces_)) {
-    if (!ring_) ring_ = ring_of(around_);
-    if (!ring_->step(lane)) return;
-    ring_.reset();
-    for (int host = 0; host < lane.size(); ++host) {
-      sent_before_[static_cast<size_t>(host)] = channel.sent(lane.rank_on(host));
-      received_before_[static_cast<size_t>(host)] = channel.received(lane.rank_on(host));
+    if (!ring_) {
+      lane_.begin(channel);
+      ring_ = ring_of(around_);
     }
+    if (!ring_->step(lane_)) return;
+    ring_.reset();
     ++around_;
     ++moved_;
     counters_.claimed(layout_->local_rank).store(count(around_), std::memory_order_release);

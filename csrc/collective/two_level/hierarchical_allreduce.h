@@ -9,6 +9,7 @@
 #include "collective/operations.h"
 #include "collective/partition.h"
 #include "collective/shared/shared_counters.h"
+#include "collective/sub_channel.h"
 
 namespace ringdl {
 
@@ -88,8 +89,7 @@ class HierarchicalAllreduce final : public Collective {
   std::vector<Operations> copies_out_;  // of pieces, by lane
   int notified_copied_ = 0;
   std::unique_ptr<Collective> ring_;  // of slab around_
-  std::vector<int64_t> sent_before_;  // by host: messages of earlier rings
-  std::vector<int64_t> received_before_;
+  SubChannel lane_;
   int64_t moved_ = 0;
 };
 
