@@ -1,5 +1,6 @@
 #include "engine/channels.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -64,6 +65,7 @@ void KeyedChannel::start_send(int to, Edge& edge, int64_t number) {
         context_.transport.send(context_.rank_of(to), edge.tag, message.data, message.bytes, *this);
     message.started = true;
     ++edge.tagged;
+    edge.longest_bytes = std::max(edge.longest_bytes, message.bytes);
     ++context_.counters.data_messages_sent;
     context_.counters.data_bytes_sent += static_cast<int64_t>(message.bytes);
   }
@@ -136,7 +138,10 @@ void KeyedChannel::grant(int from, int tag) {
   }
 }
 
-void KeyedChannel::close(int from, int64_t sent) { in_[from].closed = sent; }
+void KeyedChannel::close(int from, int64_t sent, size_t longest) {
+  in_[from].closed = sent;
+  in_[from].longest_bytes = longest;
+}
 
 void KeyedChannel::finish() {
   for (auto& [from, edge] : in_) {
@@ -157,7 +162,7 @@ std::vector<KeyedChannel::OpenTag> KeyedChannel::abort() {
       message->ended = true;
     }
     if (edge.tag < 0) continue;
-    open.push_back({context_.rank_of(from), edge.tag, received, edge.closed});
+    open.push_back({context_.rank_of(from), edge.tag, received, edge.closed, edge.longest_bytes});
   }
   in_.clear();
   for (auto& [to, edge] : out_) {
@@ -165,6 +170,7 @@ std::vector<KeyedChannel::OpenTag> KeyedChannel::abort() {
     MessageHead close = head(MessageType::kClose);
     close.tag = edge.tag;
     close.sequence = static_cast<uint32_t>(edge.tagged);
+    close.value = edge.longest_bytes;
     context_.control.send(context_.rank_of(to), close);
   }
   return open;

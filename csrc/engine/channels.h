@@ -60,7 +60,8 @@ class KeyedChannel final : public Channel, public Completion {
   /// A control message for this key.
   void deliver(int from, int64_t sequence, const std::byte* payload, size_t bytes);
   void grant(int from, int tag);
-  void close(int from, int64_t sent);
+  /// The sender has given up: it has sent so many messages on the tag that it was granted.
+  void close(int from, int64_t sent, size_t longest);
 
   /// Tries again to get tags for receives that found the pool empty.
   void route_waiting();
@@ -70,7 +71,8 @@ class KeyedChannel final : public Channel, public Completion {
     int from;  // the transport's number
     int tag;
     int64_t received;
-    int64_t sent;  // -1 until the sender has reported it
+    int64_t sent;          // -1 until the sender has reported it,
+    size_t longest_bytes;  // and with it how long the longest is
   };
 
   /// Gives the tags back; everything has arrived.
@@ -92,6 +94,7 @@ class KeyedChannel final : public Channel, public Completion {
     size_t inline_bytes = 0;  // the sender's
     int tag = -1;
     int64_t tagged = 0;                                // messages sent, or received, on it
+    size_t longest_bytes = 0;                          // of them
     int64_t closed = -1;                               // how many the sender sent, if it gave up
     std::map<int64_t, std::vector<std::byte>> parked;  // inline payload that arrived early
   };

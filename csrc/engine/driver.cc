@@ -270,7 +270,7 @@ void Driver::watch_over(int64_t now) {
 
 void Driver::set_segment_bytes(size_t bytes) {
   const Lock lock = lock_for_call();
-  engine_.parts().set_segment_bytes(bytes);
+  engine_.parts().planning.set_segment_bytes(bytes);
 }
 
 void Driver::set_choice(const CostModel& model, std::optional<Algorithm> wanted,

@@ -36,7 +36,7 @@ void Inbox::handle(const ControlMessage& message) {
         close.tag = head.tag;
         parts_.control->send(message.from, close);
       } else if (head.type == MessageType::kClose) {
-        parts_.works.on_closed(message.from, head.key, head.sequence);
+        parts_.works.on_closed(message.from, head.key, head.sequence, head.value);
       }
       break;
     }
@@ -109,7 +109,7 @@ void Inbox::apply(Work& work, int from, const MessageHead& head, const Descripti
       work.keyed_channel->grant(member, head.tag);
       break;
     case MessageType::kClose:
-      work.keyed_channel->close(member, head.sequence);
+      work.keyed_channel->close(member, head.sequence, head.value);
       break;
     default:
       break;

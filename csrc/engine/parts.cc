@@ -39,13 +39,7 @@ Parts::Parts(std::unique_ptr<Transport> its_transport, EngineOptions its_options
       joining(works, matching, planning, buckets, hosts, *control, clock, joining_owner, all),
       diagnosis(diagnosis_owner, *transport, *control),
       watchdog(diagnosis, rank) {
-  set_segment_bytes(options.segment_bytes);
-}
-
-// The longest message that travels on a tag that was granted is a segment, or a whole small array.
-void Parts::set_segment_bytes(size_t bytes) {
-  planning.set_segment_bytes(bytes);
-  works.set_longest_message(std::max(bytes, kOneMessageBytes) + 64);
+  planning.set_segment_bytes(options.segment_bytes);
 }
 
 }  // namespace ringdl

@@ -50,7 +50,6 @@ struct Parts {
   Parts& operator=(const Parts&) = delete;
 
   /// See Driver.
-  void set_segment_bytes(size_t bytes);
 
   const Clock& clock;
   std::unique_ptr<Transport> transport;  // null once the engine is closed

@@ -100,7 +100,8 @@ enum class MessageType : uint8_t {
   kSubmit = 1,  // description, perhaps with the first message's payload: a rank submitted a key
   kData,        // payload of message `sequence`
   kGrant,       // `tag`: the receiver is ready for the large messages of a key, on this tag
-  kClose,       // `sequence` large messages were sent on a granted tag and no more will be
+  kClose,       // `sequence` large messages were sent on a granted tag and no more will be; none
+                // has more than `value` bytes
   kMismatch,    // text: the key fails on every rank; `flag`: the FailureKind
   kVerdict,     // text: the same, and ranks that never submitted the key skip it
   kQuery,       // has the receiver submitted the key? `sequence` numbers the question

@@ -189,10 +189,11 @@ bool WorkTable::is_drained() const {
          });
 }
 
-void WorkTable::on_closed(int from, const Key& key, int64_t sent) {
+void WorkTable::on_closed(int from, const Key& key, int64_t sent, size_t longest_bytes) {
   for (const auto& drain : drains_) {
     if (drain->key != key || drain->open.from != from) continue;
     drain->open.sent = sent;
+    drain->open.longest_bytes = longest_bytes;
     drain->receive_next();
   }
 }
@@ -241,7 +242,7 @@ Trace::Event WorkTable::event_of(const Work& work, int64_t end_ns) {
 
 void WorkTable::Drain::receive_next() {
   if (receive || open.sent < 0 || done()) return;
-  if (buffer.size() == 0) buffer = Buffer(table.longest_message_);
+  if (buffer.size() == 0) buffer = Buffer(open.longest_bytes);
   receive = table.transport_.receive(open.from, open.tag, buffer.data(), buffer.size(), *this);
 }
 

@@ -82,12 +82,11 @@ class WorkTable {
   /// what peers park.
   bool has_many() const { return keyed_works_ >= kMostWithPayload; }
 
-  /// A rank has reported how many messages it sent on the tag that a failed work granted.
-  void on_closed(int from, const Key& key, int64_t sent);
+  /// A rank has reported how many messages it sent on the tag that a failed work granted, and how
+  /// long the longest is.
+  void on_closed(int from, const Key& key, int64_t sent, size_t longest_bytes);
   /// No more messages arrive from a rank.
   void forget_drains(int rank);
-  /// The longest message that may arrive on such a tag.
-  void set_longest_message(size_t bytes) { longest_message_ = bytes; }
 
   /// Ids of works released since the last call.
   std::vector<uint64_t> take_released() { return std::exchange(released_, {}); }
@@ -154,7 +153,6 @@ class WorkTable {
   std::vector<std::shared_ptr<Work>> leaving_;  // ended, but their messages have not
   std::vector<std::unique_ptr<Drain>> drains_;
   std::vector<uint64_t> released_;
-  size_t longest_message_ = 0;
   uint64_t next_id_ = 1;
   uint64_t moves_ = 0;
   int64_t keyed_works_ = 0;  // in flight

@@ -14,25 +14,27 @@ namespace {
 // The longest slab. Long enough that the ring's first and last steps, in which the link is idle,
 // are negligible (a slab takes 8 ms on 1 Gbit/s); short enough that reducing and copying the first
 // and the last slab are negligible, too, and that stages stay in the last-level cache. Of many
-// hosts each has at least so much of a slab that its steps do not only wait for latencies. The same
-// on all hosts, with stages or without.
+// hosts each has at least so much of a slab that its steps do not only wait for latencies, as far
+// as stages do not take too much memory. The same on all hosts, with stages or without.
 constexpr size_t kSlabBytes = 1 << 20;
 constexpr size_t kSlabBytesPerHost = 16 << 10;
+constexpr size_t kMostStageBytes = 128 << 20;
 constexpr int kSlabsInStage = 2;
 
 // From so many hosts on a lane is a grid: a ring's steps would take longer than its bytes.
 constexpr int kLeastGrid = 32;
 
-// What is reduced or copied at once, before the ring is looked at again: an eighth of a message, as
-// each byte of it comes from all ranks of the host, or goes to each lane. With much longer ones,
-// links and other hosts wait for them; shorter ones take less time than a poll.
+// What is reduced or copied at once, before the ring is looked at again: an eighth of what a step
+// of the ring carries. Each byte of it comes from all ranks of the host, or goes to each lane. With
+// much longer ones, links and other hosts wait for them; shorter ones take less time than a poll.
 constexpr size_t kLeastPiece = 8 << 10;
 constexpr size_t kMostPiece = 64 << 10;
 
 // All are as long, but the last.
 size_t slab_bytes(size_t bytes, const HostLayout& layout) {
-  const size_t longest = std::max(kSlabBytes, kSlabBytesPerHost * layout.hosts.size());
   const auto lanes = static_cast<size_t>(layout.lanes());
+  const size_t longest = std::max(kSlabBytes, std::min(kSlabBytesPerHost * layout.hosts.size(),
+                                                       kMostStageBytes / kSlabsInStage / lanes));
   const size_t part = (bytes + lanes - 1) / lanes;
   const size_t slabs = std::max<size_t>((part + longest - 1) / longest, 1);
   return Partition::round_up((part + slabs - 1) / slabs);
@@ -242,7 +244,7 @@ std::string HierarchicalAllreduce::describe() const {
                      std::to_string(layout_->local_size()) + " ranks of this host have arrived";
   if (!is_leader()) return text;
   return text + ", " + std::to_string(around_) + " of " + std::to_string(slabs_.segments()) +
-         " slabs have been around the ring";
+         " slabs have been around the ring" + (ring_ ? "; " + ring_->describe() : "");
 }
 
 }  // namespace ringdl

@@ -25,10 +25,11 @@ struct LocalArrays {
 /// share.
 ///
 /// The array is cut into a part per lane. Lane k is a ring over the k-th rank of each host, or, of
-/// many hosts, a grid (GridAllreduce). It reduces part k over its host, then around the ring; the
-/// other ranks of the host copy it from there. So each byte crosses a host's link as often as with
-/// one rank per host. Parts are cut into slabs, and while one is on its way around the ring, the
-/// next is reduced and the one before is copied, piece by piece, so that no message waits for long.
+/// many hosts, a grid (GridAllreduce), unless elements are encoded for the way. It reduces part k
+/// over its host, then around the ring; the other ranks of the host copy it from there. So each
+/// byte crosses a host's link as often as with one rank per host. Parts are cut into slabs, and
+/// while one is on its way around the ring, the next is reduced and the one before is copied, piece
+/// by piece, so that no message waits for long.
 class HierarchicalAllreduce final : public Collective {
  public:
   /// How many columns the grid of so many hosts has; all of them: they are a ring.

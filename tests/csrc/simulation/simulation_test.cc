@@ -225,6 +225,28 @@ void test_many_hosts() {
 }
 
 // A step and the end: not every rank tells every other.
+// What is under way when a grid is given up is longer than a segment; other works go on.
+void test_a_grid_that_is_given_up() {
+  constexpr size_t kCount = 1 << 19;
+  std::vector<int> hosts;
+  for (int rank = 0; rank < 64; ++rank) hosts.push_back(rank / 2);
+  EngineOptions options;
+  options.segment_bytes = 32 << 10;
+  for (const int64_t after : {2 * kMillisecond, 5 * kMillisecond, 10 * kMillisecond}) {
+    Arrays arrays(64, kCount);
+    Simulation simulation(links(hosts), {}, options, 64 << 20);
+    const auto works = submit(simulation, arrays, allreduce(kCount, Algorithm::kHierarchical));
+    simulation.network().call_at(simulation.now_ns() + after, [&] {
+      simulation[0].give_up(*works[0], "a test");
+      simulation.wake(0);
+    });
+    CHECK(simulation.finish(works, 10 * kSecond));
+    CHECK(!is_well(*works[63]));
+    time_of(simulation, 1000, allreduce(1000));
+    CHECK(simulation.leave(10 * kSecond));
+  }
+}
+
 void test_messages_of_a_job() {
   for (const int size : {64, 512}) {
     std::vector<int> hosts;
@@ -288,6 +310,7 @@ int main() {
   test_links_that_are_cut_and_ranks_that_pause();
   test_phantom_arrays();
   test_many_hosts();
+  test_a_grid_that_is_given_up();
   test_messages_of_a_job();
   test_what_is_predicted();
   test_processors_take_time();
