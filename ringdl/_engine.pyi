@@ -309,6 +309,7 @@ class ImaginedCluster:
         link: tuple[float, float],
         memory: tuple[float, float],
         message_seconds: float,
+        eager_bytes: int,
         copy_rate: float,
         reduce_rate: float,
         segment_bytes: int,

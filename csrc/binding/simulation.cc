@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -18,24 +19,26 @@ void bind_simulation(nb::module_& module) {
       .def(
           "__init__",
           [](ImaginedCluster* self, std::vector<int> hosts, std::pair<double, double> link,
-             std::pair<double, double> memory, double message_seconds, double copy_rate,
-             double reduce_rate, size_t segment_bytes, bool shares_memory) {
+             std::pair<double, double> memory, double message_seconds, size_t eager_bytes,
+             double copy_rate, double reduce_rate, size_t segment_bytes, bool shares_memory) {
             new (self) ImaginedCluster{.hosts = std::move(hosts),
                                        .link = {link.first, to_ns(link.second)},
                                        .memory = {memory.first, to_ns(memory.second)},
                                        .message_ns = to_ns(message_seconds),
+                                       .eager_bytes = eager_bytes,
                                        .processor = {copy_rate, reduce_rate},
                                        .segment_bytes = segment_bytes,
                                        .shares_memory = shares_memory};
           },
           nb::arg("hosts"), nb::kw_only(), nb::arg("link"), nb::arg("memory"),
-          nb::arg("message_seconds"), nb::arg("copy_rate"), nb::arg("reduce_rate"),
-          nb::arg("segment_bytes"), nb::arg("shares_memory"))
+          nb::arg("message_seconds"), nb::arg("eager_bytes"), nb::arg("copy_rate"),
+          nb::arg("reduce_rate"), nb::arg("segment_bytes"), nb::arg("shares_memory"))
       .def(
           "modelled_seconds",
           [](const ImaginedCluster& self, Algorithm algorithm, size_t bytes) {
-            return predicted_seconds(costs_of(self), algorithm, bytes,
-                                     HostLayout::of(self.hosts, 0));
+            std::vector<int> hosts = self.hosts;
+            if (!self.shares_memory) std::iota(hosts.begin(), hosts.end(), 0);
+            return predicted_seconds(costs_of(self), algorithm, bytes, HostLayout::of(hosts, 0));
           },
           nb::arg("algorithm"), nb::arg("byte_count"))
       .def(

@@ -12,8 +12,10 @@
 namespace ringdl {
 namespace {
 
-constexpr size_t kWindowBytes = 64 << 20;  // beside two arrays' worth of stages
-constexpr int64_t kLongestNs = 100'000 * kSecond;
+// Of each rank, for its stages; their content is nobody's, but they have addresses.
+constexpr size_t kLeastWindow = 64 << 20;
+constexpr size_t kMostWindow = size_t{8} << 30;
+constexpr int64_t kLongestNs = 86'400 * kSecond;
 constexpr int kDonePerInterrupt = 1 << 14;
 
 }  // namespace
@@ -40,6 +42,7 @@ Prediction predict_allreduces(const ImaginedCluster& cluster, std::span<const Re
   network.link = cluster.link;
   network.memory = cluster.memory;
   network.message_ns = cluster.message_ns;
+  network.eager_bytes = cluster.eager_bytes;
   network.phantom = memory.bytes();
   SimulatedProcessor processor = cluster.processor;
   processor.computes = false;
@@ -47,7 +50,8 @@ Prediction predict_allreduces(const ImaginedCluster& cluster, std::span<const Re
   options.segment_bytes = cluster.segment_bytes;
   const std::set<int> hosts(cluster.hosts.begin(), cluster.hosts.end());
   const bool is_shared = cluster.shares_memory && hosts.size() < cluster.hosts.size();
-  Simulation simulation(network, processor, options, is_shared ? kWindowBytes + 2 * bytes : 0);
+  const size_t window = std::min(kLeastWindow + 2 * bytes, kMostWindow);
+  Simulation simulation(network, processor, options, is_shared ? window : 0);
 
   std::vector<std::vector<std::shared_ptr<Work>>> works(arrays.size());
   const int64_t begin = simulation.now_ns();
@@ -88,7 +92,7 @@ Prediction predict_allreduces(const ImaginedCluster& cluster, std::span<const Re
         return array == works.size();
       },
       kLongestNs);
-  if (!are_done) throw Error("the simulated allreduces do not end");
+  if (!are_done) throw Error("the simulated allreduces take longer than a day");
 
   Prediction prediction{};
   int64_t end = begin;

@@ -21,6 +21,8 @@ struct ImaginedCluster {
   SimulatedLink link;
   SimulatedLink memory{8e9, kMicrosecond};
   int64_t message_ns = 500;
+  /// Longer messages are announced first, and answered: they take three latencies.
+  size_t eager_bytes = 64 << 10;
   SimulatedProcessor processor;
   size_t segment_bytes = 32 << 10;
   /// Whether ranks of a host use one another's memory, as buckets and what ringdl.empty() makes do.
@@ -41,7 +43,7 @@ struct Prediction {
   double seconds;            // from 0 until the last rank has the last sum
   double busiest_seconds;    // that the busiest rank's processor computes and handles messages
   uint64_t most_link_bytes;  // that a host's link carries away from it
-  uint64_t messages;         // of all ranks
+  uint64_t messages;         // of all ranks, with announcements of long ones
   std::vector<Algorithm> algorithms;  // by array
 };
 
@@ -51,6 +53,7 @@ struct Prediction {
 /// @param wanted  null: by costs_of()
 /// @param interrupted  called now and then; may throw
 /// @throws UsageError  there is no array, or the algorithm is not for these ranks
+/// @throws Error  it takes longer than a day
 Prediction predict_allreduces(const ImaginedCluster& cluster, std::span<const ReadyArray> arrays,
                               std::optional<Algorithm> wanted,
                               const std::function<void()>& interrupted = {});

@@ -212,10 +212,15 @@ def _check_files(plan: Plan) -> None:
             )
     for flag, name in (("-J", plan.output_file), ("--plot", plan.plot)):
         if name is not None:
-            _check_writable(flag, Path(name))
+            check_writable(flag, Path(name))
 
 
-def _check_writable(flag: str, path: Path) -> None:
+def check_writable(flag: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is measured.
+
+    Raises:
+        UsageError: it cannot.
+    """
     existed = path.exists()
     try:
         path.open("a").close()

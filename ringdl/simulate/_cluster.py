@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 
 from ringdl import _engine
 from ringdl._errors import UsageError
 
-_RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kB": 1e3, "mB": 1e6, "gB": 1e9}
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -18,27 +19,31 @@ def parse_rate(text: str) -> float:
     """``"200gbit"`` or ``"25GB"``, each per second, as bytes per second.
 
     Raises:
-        argparse.ArgumentTypeError: it is no rate, or not positive.
+        argparse.ArgumentTypeError: it is no rate, or less than a byte per second; or bits that
+            are written as bytes are ("10Gb").
     """
-    return _with_unit(text, _RATES, "a rate: write a number and kbit, mbit, gbit, KB, MB or GB")
+    return _with_unit(
+        text, _RATES, 1.0, "a rate: write a number and kbit, mbit, gbit, KB, MB or GB"
+    )
 
 
 def parse_seconds(text: str) -> float:
     """``"2us"`` as seconds.
 
     Raises:
-        argparse.ArgumentTypeError: it is no time, or not positive.
+        argparse.ArgumentTypeError: it is no time, or less than a nanosecond.
     """
-    return _with_unit(text, _TIMES, "a time: write a number and ns, us, ms or s")
+    return _with_unit(text, _TIMES, 1e-9, "a time: write a number and ns, us, ms or s")
 
 
-def _with_unit(text: str, units: dict[str, float], what: str) -> float:
-    found = re.fullmatch(r"([\d.]+(?:e-?\d+)?)\s*([a-z]+?)(?:/s)?", text.strip().lower())
+def _with_unit(text: str, units: dict[str, float], least: float, what: str) -> float:
+    found = re.fullmatch(r"([\d.]+(?:[eE]-?\d+)?)\s*([a-zA-Z]+?)(?:/s)?", text.strip())
     try:
-        value = float(found[1]) * units[found[2]] if found else 0.0
+        unit = found[2] if found else ""  # a prefix in either case, but not the B of bytes
+        value = float(found[1]) * units[unit[:1].lower() + unit[1:]] if found else 0.0
     except (ValueError, KeyError):
         value = 0.0
-    if value <= 0:
+    if not least <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return value
 
@@ -52,7 +57,8 @@ class Cluster:
         latency: seconds from one host to another.
         memory: bytes per second of a message between ranks of a host.
         memory_latency: its seconds.
-        message: seconds of a rank's processor for each message.
+        message: seconds of a rank's processor for each message that it sends or receives.
+        eager: longer messages are announced first, and answered.
         copy: bytes per second that a rank copies.
         reduce: bytes per second of one array that it adds to another.
         segment_bytes: as RINGDL_SEGMENT_BYTES.
@@ -66,6 +72,7 @@ class Cluster:
     memory: float
     memory_latency: float
     message: float
+    eager: int
     copy: float
     reduce: float
     segment_bytes: int
@@ -77,7 +84,7 @@ class Cluster:
 
     def with_ranks(self, ranks: int) -> Cluster:
         """As many ranks on each host, or one host that is less full."""
-        hosts = max(1, round(ranks * self.hosts / self.ranks))
+        hosts = -(-ranks * self.hosts // self.ranks)
         return dataclasses.replace(self, ranks=ranks, hosts=hosts)
 
     def host_of_rank(self) -> list[int]:
@@ -93,6 +100,7 @@ class Cluster:
             link=(self.link, self.latency),
             memory=(self.memory, self.memory_latency),
             message_seconds=self.message,
+            eager_bytes=self.eager,
             copy_rate=self.copy,
             reduce_rate=self.reduce,
             segment_bytes=self.segment_bytes,
@@ -107,8 +115,9 @@ class Prediction:
     Attributes:
         seconds: until the last rank has the last sum.
         busiest_seconds: for which the busiest rank's processor computes and handles messages.
-        link_seconds: the least in which a host's link carries their bytes.
+        link_seconds: the least in which a host's link carries their bytes, by any algorithm.
         link_bytes: that a host's link carries away from it.
+        link_busy_seconds: in which it does.
         messages: of all ranks.
         algorithms: the names of those that ran, each once.
     """
@@ -117,6 +126,7 @@ class Prediction:
     busiest_seconds: float
     link_seconds: float
     link_bytes: int
+    link_busy_seconds: float
     messages: int
     algorithms: list[str]
 
@@ -131,9 +141,10 @@ class Prediction:
 
     @property
     def limited_by(self) -> str:
-        if self.share_of_bound < 0.5:
+        """What is busy for half of the time; latency, if nothing is."""
+        if max(self.busiest_seconds, self.link_busy_seconds) < self.seconds / 2:
             return "latency"
-        return "processors" if self.busiest_seconds > self.link_seconds else "links"
+        return "processors" if self.busiest_seconds > self.link_busy_seconds else "links"
 
 
 def predict(
@@ -150,10 +161,12 @@ def predict(
 
     Raises:
         UsageError: the algorithm is not for these ranks.
+        Error: it takes longer than a day.
     """
     seconds, busiest, link_bytes, messages, algorithms = cluster.engine().predict_allreduces(
         list(arrays), algorithm
     )
     least = sum(cluster.link_seconds(byte_count) for byte_count, _ in arrays)
     names = list(dict.fromkeys(each.name for each in algorithms))
-    return Prediction(seconds, busiest, least, link_bytes, messages, names)
+    busy = link_bytes / cluster.link
+    return Prediction(seconds, busiest, least, link_bytes, busy, messages, names)

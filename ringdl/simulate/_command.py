@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ringdl import _engine
-from ringdl._errors import UsageError
+from ringdl._errors import Error, UsageError
 from ringdl.bench._arguments import parse_bytes
+from ringdl.bench._plan import check_writable
 from ringdl.bench._report import binary
 from ringdl.simulate._cluster import Cluster, Prediction, parse_rate, parse_seconds, predict
 from ringdl.simulate._models import MODELS, gradients_of
@@ -27,6 +28,9 @@ examples:
 """
 
 
+_DRAWN = (".png", ".svg", ".pdf")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Simulate.
 
@@ -38,16 +42,34 @@ def main(arguments: Sequence[str]) -> int:
     """
     chosen = _parser().parse_args(arguments)
     try:
-        if chosen.plot and importlib.util.find_spec("matplotlib") is None:
+        _check_files(chosen)
+        run: Callable[[argparse.Namespace], None] = chosen.run
+        run(chosen)
+    except (UsageError, Error) as error:
+        print(f"ringdl simulate: {error}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("ringdl simulate: so much does not fit in this machine's memory", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check_files(chosen: argparse.Namespace) -> None:
+    """Before anything is simulated.
+
+    Raises:
+        UsageError: a file cannot be written, or not drawn.
+    """
+    if chosen.plot:
+        if importlib.util.find_spec("matplotlib") is None:
             raise UsageError(
                 "--plot needs matplotlib, which is not installed: pip install 'ringdl[bench]'"
             )
-        run: Callable[[argparse.Namespace], None] = chosen.run
-        run(chosen)
-    except UsageError as error:
-        print(f"ringdl simulate: {error}", file=sys.stderr)
-        return 2
-    return 0
+        if Path(chosen.plot).suffix not in _DRAWN:
+            raise UsageError(f"--plot {chosen.plot}: write a name with {', '.join(_DRAWN)}")
+        check_writable("--plot", Path(chosen.plot))
+    if chosen.output_file:
+        check_writable("-J", Path(chosen.output_file))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,6 +125,12 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--message", type=parse_seconds, default=5e-7, help="of a processor, per message (500ns)"
     )
+    where.add_argument(
+        "--eager",
+        type=parse_bytes,
+        default=64 << 10,
+        help="longer messages are announced first, and answered (64K)",
+    )
     where.add_argument("--copy", type=parse_rate, default=8e9, help="of a rank, in memory (8GB)")
     where.add_argument(
         "--reduce", type=parse_rate, default=6e9, help="of an array that a rank adds (6GB)"
@@ -130,6 +158,7 @@ def _cluster(chosen: argparse.Namespace) -> Cluster:
         memory=chosen.copy,
         memory_latency=1e-6,
         message=chosen.message,
+        eager=chosen.eager,
         copy=chosen.copy,
         reduce=chosen.reduce,
         segment_bytes=chosen.segment,
@@ -213,7 +242,7 @@ def _algorithms(chosen: argparse.Namespace, cluster: Cluster) -> Sequence[_engin
             raise UsageError(f"--algorithm {name}: known are {', '.join(known)}")
     found = [_engine.Algorithm[name] for name in names]
     possible = [each for each in found if is_possible(each)]
-    if not possible and not (chosen.scaling or chosen.plot):
+    if not possible and cluster.ranks == chosen.ranks:
         ranks = ", ".join(_engine.ranks_of_allreduce(each) for each in found)
         raise UsageError(f"--algorithm {chosen.algorithm} is for {ranks}, and not for so much data")
     return possible
@@ -247,5 +276,7 @@ def _row(cluster: Cluster, predicted: Prediction) -> dict[str, Any]:
 def _write(chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
     if not chosen.output_file:
         return
-    content = {"cluster": dataclasses.asdict(_cluster(chosen)), "rows": rows}
+    what = ("size", "model", "compute", "bucket")
+    given = {name: getattr(chosen, name) for name in what if hasattr(chosen, name)}
+    content = given | {"cluster": dataclasses.asdict(_cluster(chosen)), "rows": rows}
     Path(chosen.output_file).write_text(json.dumps(content, indent=1) + "\n")

@@ -44,6 +44,9 @@ def gpt2() -> list[int]:
     return [50257 * width, 1024 * width, *(12 * layer), width, width]
 
 
+_MOST = 1 << 44
+"""Elements that arrays have addresses for."""
+
 MODELS = {"resnet50": resnet50, "vgg16": vgg16, "gpt2": gpt2}
 
 
@@ -70,9 +73,9 @@ def gradients_of(model: str) -> list[int]:
     else:
         try:
             counts = json.loads(file.read_text())
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise UsageError(f"--model {model}: it is neither safetensors nor JSON") from error
-    is_list = isinstance(counts, list) and all(isinstance(n, int) and n >= 0 for n in counts)
-    if not is_list or sum(counts) == 0:
+    is_list = isinstance(counts, list) and all(type(n) is int and 0 <= n < _MOST for n in counts)
+    if not is_list or not 0 < sum(counts) < _MOST:
         raise UsageError(f"--model {model}: write a list of numbers of elements, one per gradient")
     return counts

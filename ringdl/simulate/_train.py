@@ -38,8 +38,8 @@ class Step:
     def limited_by(self) -> str:
         if self.efficiency > 0.99:
             return "computing"
-        is_short = self.averaging.bound_seconds < self.seconds / 2
-        return "the last bucket" if is_short else self.averaging.limited_by
+        busy = max(self.averaging.busiest_seconds, self.averaging.link_busy_seconds)
+        return "the last bucket" if busy < self.compute else self.averaging.limited_by
 
 
 def buckets_of(counts: Sequence[int], compute: float, bucket_bytes: int) -> list[tuple[int, float]]:
@@ -71,5 +71,5 @@ def buckets_of(counts: Sequence[int], compute: float, bucket_bytes: int) -> list
 def predict_step(cluster: Cluster, buckets: Sequence[tuple[int, float]], compute: float) -> Step:
     """Simulate a step; see `buckets_of`."""
     if cluster.ranks == 1:
-        return Step(compute, Prediction(0.0, 0.0, 0.0, 0, 0, []))
+        return Step(compute, Prediction(0.0, 0.0, 0.0, 0, 0.0, 0, []))
     return Step(compute, predict(cluster, buckets))

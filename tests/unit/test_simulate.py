@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def cluster(ranks: int, hosts: int, link: float = 1.25e9, latency: float = 20e-6
         memory=8e9,
         memory_latency=1e-6,
         message=5e-7,
+        eager=64 << 10,
         copy=8e9,
         reduce=6e9,
         segment_bytes=32 << 10,
@@ -41,7 +43,18 @@ def test_units() -> None:
     assert parse_rate("100Mbit") == 12.5e6
     assert parse_seconds("2us") == 2e-6
     assert parse_seconds("0.3s") == 0.3
-    for wrong in ("200", "gbit", "-1gbit", "0gbit", "3 furlongs", "1.2.3gbit"):
+    for wrong in (
+        "200",
+        "gbit",
+        "-1gbit",
+        "0gbit",
+        "3 furlongs",
+        "1.2.3gbit",
+        "10Gb",
+        "10Gb/s",
+        "1e400gbit",
+        "1e-300gbit",
+    ):
         with pytest.raises(argparse.ArgumentTypeError, match="is not a rate"):
             parse_rate(wrong)
     with pytest.raises(argparse.ArgumentTypeError, match="is not a time"):
@@ -62,7 +75,7 @@ def test_models_of_files(tmp_path: Path) -> None:
     counts = tmp_path / "counts.json"
     counts.write_text("[7, 8]")
     assert gradients_of(str(counts)) == [7, 8]
-    for wrong in ("{}", "[]", '["a"]', "[-1]", "no JSON"):
+    for wrong in ("{}", "[]", '["a"]', "[-1]", "[true]", f"[{10**20}]", "no JSON"):
         counts.write_text(wrong)
         with pytest.raises(UsageError, match="--model"):
             gradients_of(str(counts))
@@ -90,6 +103,36 @@ def test_links_are_what_it_takes() -> None:
     assert predicted.limited_by == "links"
     assert predict(its, [(4000, 0.0)]).limited_by == "latency"
     assert predict(cluster(8, 1), [(100 * MB, 0.0)]).limited_by == "processors"
+
+
+def test_hosts_are_as_full_as_they_are() -> None:
+    assert cluster(12, 4).with_ranks(4).hosts == 2
+    assert cluster(48, 8).with_ranks(8).hosts == 2
+    assert cluster(64, 8).with_ranks(4).hosts == 1
+
+
+def test_a_message_keeps_both_processors_busy() -> None:
+    its = dataclasses.replace(
+        cluster(2, 2, 1e12, 1e-6), message=5e-5, copy=1e15, reduce=1e15, segment_bytes=16 << 10
+    )
+    predicted = predict(its, [(8 * MB, 0.0)], _engine.Algorithm.ring)
+    assert predicted.busiest_seconds == pytest.approx(predicted.messages * 5e-5, rel=0.02)
+    assert predicted.seconds >= predicted.busiest_seconds
+
+
+def test_long_messages_take_three_latencies() -> None:
+    its = dataclasses.replace(cluster(2, 2, 1e12, 1e-3), segment_bytes=32 << 10)
+    eager = predict(its, [(64 << 10, 0.0)], _engine.Algorithm.ring).seconds
+    announced = dataclasses.replace(its, eager=16 << 10)
+    assert eager == pytest.approx(4e-3, rel=0.05)
+    later = predict(announced, [(64 << 10, 0.0)], _engine.Algorithm.ring).seconds
+    assert later == pytest.approx(8e-3, rel=0.05)
+
+
+def test_what_limits_is_what_is_busy() -> None:
+    flat = predict(cluster(128, 2), [(8 * MB, 0.0)], _engine.Algorithm.ring)
+    assert flat.limited_by == "links"
+    assert flat.share_of_bound < 0.55, "less would have to be carried"
 
 
 def test_hundreds_of_hosts_are_not_bound_by_latency() -> None:
@@ -151,6 +194,10 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "8", "--hosts", "4", "--algorithm", "direct"], "ranks that all share memory"),
         (["--ranks", "8", "--hosts", "4", "--algorithm", "tree"], "known are ring, doubling"),
         (["--ranks", "8", "--hosts", "4", "--algorithm", "mpi"], "ranks that MPI has started"),
+        (["--ranks", "8", "--hosts", "8", "--algorithm", "direct", "--scaling"], "share memory"),
+        (["--ranks", "2", "--hosts", "2", "-J", "/nonexistent/x.json"], "cannot be written"),
+        (["--ranks", "2", "--hosts", "2", "--size", "1000000G"], "memory"),
+        (["--ranks", "2", "--hosts", "2", "--link", "1kbit"], "longer than a day"),
     ):
         assert main(words + more) == 2
         assert said in capsys.readouterr().err

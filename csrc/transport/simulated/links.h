@@ -38,7 +38,8 @@ class Links {
     return (are_together(from, to) ? memory_ : link_).latency_ns;
   }
 
-  /// A message is sent, and is on its way from then on.
+  /// A message is sent, and is on its way from then on. The processor of the one that it comes to
+  /// is to be told: see took().
   /// @param not_before_ns  it leaves
   /// @param latency_ns  latency_ns(), or longer
   /// @returns  when it arrives
@@ -46,6 +47,8 @@ class Links {
                int64_t latency_ns);
   /// A rank's processor is busy for so long: what it sends leaves later.
   void compute(int rank, int64_t now_ns, int64_t duration_ns);
+  /// A rank has a message now: its processor was busy with that, if it had nothing else to do.
+  void took(int rank, int64_t now_ns) { compute(rank, now_ns - message_ns_, message_ns_); }
   /// When that ends.
   int64_t free_ns(int rank) const { return ranks_[static_cast<size_t>(rank)].free_ns; }
   /// For how long it has been busy so far, in all.

@@ -257,6 +257,7 @@ struct SimulatedNetwork::State {
       if (!message.has_send) forget(index);
       return;
     }
+    links.took(message.to, clock.now_ns());
     if (message.is_long && message.is_met) {
       deliver(index);
       forget(index);
