@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from types import FrameType
 
 from ringdl import _report
@@ -19,6 +20,10 @@ _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _PR_SET_PDEATHSIG = 1
+
+_LOOK_SECONDS = 0.2
+_ABORT_SECONDS = 2.0
+"""Within so long MPI_Abort has ended those that it ends."""
 
 
 def execute(library: Library, command: list[str], restarts: int = 0, elastic: bool = False) -> int:
@@ -82,7 +87,7 @@ def _run_below(command: list[str], listener: _report.Listener | None, received: 
     )
     for number in set(received):  # perhaps before there was a child
         child.send_signal(number)
-    code = child.wait()
+    code = child.wait() if listener is None else _wait(child, listener)
     received[:] = [number for number in received if number in _ENDING]
     if code == 0 and listener is not None and listener.misses_an_end():
         print("ringdl: mpirun reports success, but no rank has ended well", file=sys.stderr)
@@ -90,3 +95,21 @@ def _run_below(command: list[str], listener: _report.Listener | None, received: 
     if code == 0 and received:
         code = 128 + received[0]
     return code if code >= 0 else 128 - code
+
+
+def _wait(child: subprocess.Popen[bytes], listener: _report.Listener) -> int:
+    """The exit code of mpirun, which is told to end if it does not once a rank has failed for all.
+
+    Open MPI's ends the ranks that were started together with that one, at the most.
+    """
+    deadline: float | None = None
+    while True:
+        try:
+            return child.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            if not listener.has_failed():
+                continue
+            deadline = deadline or time.monotonic() + _ABORT_SECONDS
+            if time.monotonic() > deadline:
+                child.terminate()
+                return child.wait()

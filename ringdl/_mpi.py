@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl import _children, _engine, _flights, _hydra, _timeline
+from ringdl import _children, _engine, _flights, _hydra, _report, _timeline
 from ringdl._arrays import Operand
 from ringdl._cores import read_cores
 from ringdl._engine import DeviceArray, Reduction
@@ -361,6 +361,8 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
             )
             sys.stdout.flush()
             sys.stderr.flush()
+            if may_shrink:  # ranks that were started later are another job to Open MPI
+                _report.tell(_report.FAILED)
             # Open MPI's launcher may hang if ranks that it lets go on abort at once.
             before = min(mpi.COMM_WORLD.Get_rank(), _MOST_BEFORE) if may_shrink else 0
             time.sleep(_FORWARD_SECONDS + before * _ABORT_SECONDS)

@@ -16,7 +16,8 @@ from ringdl._communicator import Communicator
 from ringdl._errors import Error, StallError, UsageError
 from ringdl._launch import detect
 
-_HAS_ENDED, _RAISES = 1, 2
+HAS_ENDED, RAISES, JOINS = 1, 2, 4
+"""What a rank says of itself in `agree`."""
 
 renumbered: list[Callable[[], object]] = []
 """What adapters have to do once this rank may have another number."""
@@ -50,39 +51,47 @@ def outliving() -> Iterator[None]:
         _flights.note_end(error)
         _startup.get_communicator()._shared.engine.abandon()  # all others notice
         with _mpi.telling_late(error):
-            do_all = _agree(_RAISES) & _RAISES != 0
+            do_all = _agree(RAISES) & RAISES != 0
         if not do_all:
             _mpi.end_alone(error)
         raise
 
 
-def agree(has_ended: bool) -> bool:
-    """Whether all ranks that are left have ended. Collective over them.
+def agree(flags: int) -> int:
+    """What all ranks that are left say: that they have ended, or join. Collective over them.
 
     All get the same answer, whoever fails meanwhile. So a rank that has passed the last collective
     and one for which it has failed do the same next.
     """
     if not can_go_on():
-        return has_ended
-    if not has_ended:  # all that wait for this rank notice, in whatever group
+        return flags
+    if flags & HAS_ENDED == 0:  # all that wait for this rank notice, in whatever group
         _startup.get_communicator()._shared.engine.abandon()
-    return _agree(_HAS_ENDED if has_ended else 0) & _HAS_ENDED != 0
+    return _agree(flags)
+
+
+def agree_on(is_so: bool) -> bool:
+    """Whether it is so on all ranks that are left, which go on as they do. Collective over them."""
+    return _agree(int(is_so)) == 1
 
 
 def _agree(flags: int) -> int:
     from ringdl import _ulfm
 
-    with _waiting():
+    with waiting():
         return _ulfm.agree(_startup.get_communicator()._shared.mpi, flags)
 
 
-def _waiting() -> AbstractContextManager[None]:
+def waiting(
+    event: str = "the ranks that are left agree how to go on",
+) -> AbstractContextManager[None]:
+    """In calls of MPI that nothing can interrupt: see `_mpi.waiting`."""
     from ringdl import _mpi
 
     return _mpi.waiting(
         detect(os.environ),
         _startup.get_communicator()._shared.settings,
-        "the ranks that are left agree how to go on",
+        event,
         "some rank computes for as long, without a call of ringdl, or does not answer",
         "",
     )
@@ -110,7 +119,7 @@ def go_on() -> Communicator:
     for settle in _startup.before_shutdown:
         settle()
     while True:
-        with _waiting():
+        with waiting():
             left = present.Shrink()
         place = place.of(_mpi.translate_ranks(left, present), present.Get_rank())
         present = left
@@ -129,7 +138,7 @@ def go_on() -> Communicator:
             left.Revoke()
         except Exception as error:  # of this rank alone, which the others notice by its end
             _mpi.end_alone(error)
-        with _waiting():  # one may have failed when some had connected
+        with waiting():  # one may have failed when some had connected
             have_connected = _ulfm.agree(left, int(communicator is not None))
         if communicator is None or not have_connected:
             if engine is not None:

@@ -1,4 +1,4 @@
-"""What ranks tell ``ringdl run --elastic``: that they have begun, and that they have ended well.
+"""What ranks tell ``ringdl run --elastic``: that they have begun, have ended well, or have failed.
 
 Open MPI's mpirun reports success when ranks that it was told to outlive have all been killed, and
 when it ends a job that has lost a host. So `run` waits for mpirun, and asks whether rank 0 has said
@@ -20,7 +20,7 @@ from ringdl import _sockets
 RUN_REPORT = "RINGDL_RUN_REPORT"
 """Where, and by which secret: `run` sets it for the ranks."""
 
-BEGUN, ENDED = b"begun", b"ended"
+BEGUN, ENDED, FAILED = b"begun", b"ended", b"failed"
 _HEARD = b"heard"
 _MOST_BYTES = 64
 _SECONDS = 2.0
@@ -42,14 +42,14 @@ class Listener:
         return ",".join([self._secret, str(port), "127.0.0.1", *_sockets.networks()])
 
     def misses_an_end(self, within: float = _SECONDS) -> bool:
-        """Whether ranks have begun, as far as is known, and have not ended well.
+        """Whether a rank has failed for all, or ranks have begun, and have not ended well.
 
         Args:
             within: so many seconds, for a report that is on its way.
         """
         deadline = time.monotonic() + within
-        while BEGUN in self._heard and ENDED not in self._heard:
-            if time.monotonic() > deadline:
+        while self.has_failed() or (BEGUN in self._heard and ENDED not in self._heard):
+            if self.has_failed() or time.monotonic() > deadline:
                 return True
             time.sleep(0.01)
         return False
@@ -57,6 +57,10 @@ class Listener:
     def expect(self) -> None:
         """Another job begins."""
         self._heard = set()
+
+    def has_failed(self) -> bool:
+        """Whether a rank has said that the job has to end."""
+        return FAILED in self._heard
 
     def _listen(self) -> None:
         while True:
@@ -79,7 +83,11 @@ class Listener:
                 if not more:
                     break
             secret, _, word = said.partition(b" ")
-            if hmac.compare_digest(secret, self._secret.encode()) and word in (BEGUN, ENDED):
+            if hmac.compare_digest(secret, self._secret.encode()) and word in (
+                BEGUN,
+                ENDED,
+                FAILED,
+            ):
                 self._heard.add(word)
                 caller.sendall(_HEARD)
 

@@ -65,6 +65,7 @@ _SECONDS_OR_0 = Values("a positive number or 0", _within(float, lambda value: va
 _SEGMENT = Values(
     "a whole number from 1 to 2^30", _within(int, lambda value: 1 <= value <= 1 << 30)
 )
+_COUNT = Values("a whole number, 0 or more", _within(int, lambda value: value >= 0))
 _BOOLEAN = Values("0 or 1", lambda text: _SWITCH[text.lower()])
 _ALGORITHM = Values(
     f"one of {', '.join(ALGORITHMS)}", {name: name for name in ALGORITHMS}.__getitem__
@@ -181,6 +182,14 @@ class Settings:
         "1",
         "0: the first `step()` of a wrapped optimizer does not compare the ranks' parameters.",
     )
+    replacements: int = _setting(
+        "RINGDL_REPLACEMENTS",
+        _COUNT,
+        0,
+        "0",
+        "In an elastic job: how many ranks may be started in place of those that fail, as of "
+        "`ringdl run --elastic --replacements N`.",
+    )
     join: str = _setting(
         "RINGDL_JOIN",
         _JOIN,
@@ -213,6 +222,7 @@ OTHERS = {
     "PMI_PORT, PMI_ID, PMI_JOBID, I_MPI_*": "Hydra (MPICH, Intel MPI) and others that speak PMI.",
     "PALS_APID, PALS_RANKID, PALS_LOCAL_RANKID, PALS_LOCAL_SIZE": "Cray PALS.",
     "PMIX_RANK, PMIX_NAMESPACE": "Any launcher that speaks PMIx.",
+    "PMIX_HOSTNAME": "Open MPI's launcher: on which host a rank is started in place of another.",
     "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS, "
     "SLURM_STEP_NUM_NODES": "srun.",
     "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": "Set by torchrun and `accelerate launch`, or by "

@@ -154,7 +154,8 @@ def _init_over_mpi(
     if connections is not None and engine.rank == 0:
         _report.tell(_report.BEGUN)
     communicator = set_up(shared, hosts, settings, tuning)
-    if communicator.size > 1 and not _hooked:
+    has_parent = mpi.Comm.Get_parent() != mpi.COMM_NULL  # MPI_Comm_spawn has started this rank
+    if (communicator.size > 1 or has_parent) and not _hooked:
         _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
     _register_hooks(hosts)
     return communicator

@@ -28,8 +28,8 @@ examples:
 """
 
 _RUN_USAGE = (
-    "python -m ringdl run -n N [--mpirun PATH] [--elastic] [--restarts N] [--dry-run]"
-    " [mpirun options --] (script.py | -m module) [arguments]"
+    "python -m ringdl run -n N [--mpirun PATH] [--elastic [--replacements N]] [--restarts N]"
+    " [--dry-run] [mpirun options --] (script.py | -m module) [arguments]"
 )
 
 
@@ -103,11 +103,11 @@ def _take_own(words: list[str]) -> tuple[list[str], list[str]]:
     own: list[str] = []
     while words:
         word = words[0]
-        if word in ("-n", "-np", "--np", "--mpirun", "--restarts"):
+        if word in ("-n", "-np", "--np", "--mpirun", "--restarts", "--replacements"):
             own += ["-n" if word in ("-np", "--np") else word, *words[1:2]]
             words = words[2:]
         elif word in ("--dry-run", "--elastic", "-h", "--help") or re.fullmatch(
-            r"(-n|--np=)\d+|--mpirun=.+|--restarts=\d+", word
+            r"(-n|--np=)\d+|--mpirun=.+|--(restarts|replacements)=\d+", word
         ):
             own.append(word.replace("--np=", "-n"))
             words = words[1:]
@@ -130,6 +130,12 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--mpirun", metavar="PATH", help="use this mpirun; it must match")
     parser.add_argument(
         "--elastic", action="store_true", help="ranks go on when one fails (ringdl.elastic)"
+    )
+    parser.add_argument(
+        "--replacements",
+        type=int,
+        metavar="N",
+        help="with --elastic: start ranks in place of those that fail, so many at most",
     )
     parser.add_argument(
         "--restarts",
@@ -156,6 +162,10 @@ def _run(arguments: list[str]) -> int:
     mpirun = _mpirun.find_mpirun(library, chosen.mpirun)
     if chosen.elastic:
         options = ["-x", RUN_REPORT, *options]
+    if chosen.replacements:
+        if not chosen.elastic:
+            raise _mpirun.LaunchError("--replacements is for jobs that go on: add --elastic")
+        options = ["-x", f"RINGDL_REPLACEMENTS={chosen.replacements}", *options]
     command = _mpirun.compose(
         library,
         mpirun,

@@ -14,15 +14,45 @@ from tests.running import EVERYTHING, JOBS, SOON, TIMEOUT, Ended, run_job, run_r
 DEATHS = int(os.environ.get("RINGDL_TEST_DEATHS", 10 if EVERYTHING else 1))
 """How many jobs of each kind lose ranks at random moments."""
 
+JOINING = [
+    ("joins", 3),
+    ("fails_at_its_start", 2),
+    ("does_not_run", 2),
+    ("comes_late", 2),
+    ("all_others_die", 1),
+    ("first_dies_before_they_meet", 3),
+    ("second_dies_before_they_meet", 3),
+    ("second_dies_once_they_have_met", 3),
+    ("second_dies_before_starting", 3),
+    ("first_dies_after_starting", 3),
+    ("first_dies_before_admitting", 3),
+    ("first_dies_after_admitting", 3),
+    ("newcomer_dies_before_they_meet", 3),
+    ("newcomer_dies_once_they_have_met", 3),
+    ("newcomer_dies_before_it_is_ready", 3),
+    ("newcomer_dies_before_it_follows", 3),
+    ("newcomer_dies_at_once", 3),
+]
+"""Cases of elastic_newcomers.py, and how many are left at the end."""
+
 pytestmark = pytest.mark.parametrize("python", ELASTIC)
 
 
 def run_elastic(
-    python: str, script: str, *arguments: str, folder: Path, ranks: int = 4, **environment: str
+    python: str,
+    script: str,
+    *arguments: str,
+    folder: Path,
+    ranks: int = 4,
+    replacements: int = 0,
+    **environment: str,
 ) -> Ended:
-    command = [python, "-m", "ringdl", "run", "--elastic", "-n", str(ranks), str(JOBS / script)]
+    command = [python, "-m", "ringdl", "run", "--elastic", "-n", str(ranks)]
+    command += [f"--replacements={replacements}"] if replacements else []
     settings = {"ELASTIC_FOLDER": str(folder)} | environment
-    return run_job([*command, *arguments], folder, timeout=2 * TIMEOUT, **settings)
+    return run_job(
+        [*command, str(JOBS / script), *arguments], folder, timeout=2 * TIMEOUT, **settings
+    )
 
 
 def digests(ended: Ended, ranks: int) -> set[str]:
@@ -60,6 +90,78 @@ def test_the_others_go_on(python: str, kills: str, left: int, tmp_path: Path) ->
     (digest,) = digests(ended, left)
     went_on(ended)
     assert digest == digest_by_hand(python, "elastic.py", f"{left}.npz", left, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kills", "waits"),
+    [
+        ("1:10:kill", "30:4"),
+        ("0:10:kill,2:20:raise", "30:4"),
+        ("3:10:kill,0:25:kill,new:32:kill", "20:4,30:4,38:4"),
+    ],
+)
+def test_ranks_are_replaced(python: str, kills: str, waits: str, tmp_path: Path) -> None:
+    ended = run_elastic(
+        python, "elastic.py", "40", kills, folder=tmp_path, replacements=9, ELASTIC_WAITS=waits
+    )
+    (digest,) = digests(ended, 4)
+    went_on(ended)
+    assert "rank new has ended" in ended.output
+    assert digest == digest_by_hand(python, "elastic.py", "4.npz", 4, tmp_path)
+
+
+@pytest.mark.parametrize("number", range(DEATHS))
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_replaced_at_any_moment(python: str, deaths: int, number: int, tmp_path: Path) -> None:
+    drawn = random.Random(f"replaced {deaths} {number}")
+    kills = ",".join(f"{rank}:{drawn.uniform(0, 3)}" for rank in drawn.sample(range(4), deaths))
+    ended = run_elastic(
+        python,
+        "elastic_torch.py",
+        "40",
+        kills,
+        folder=tmp_path,
+        replacements=9,
+        ELASTIC_WAITS="38:4",
+    )
+    (digest,) = digests(ended, 4)
+    assert digest == digest_by_hand(python, "elastic_torch.py", "4.pt", 4, tmp_path), kills
+
+
+@pytest.mark.parametrize(
+    ("case", "left"),
+    [each for each in JOINING if EVERYTHING or each[0] in ("joins", "first_dies_after_admitting")],
+)
+def test_ranks_join(python: str, case: str, left: int, tmp_path: Path) -> None:
+    """Whoever fails when ranks are started, or join."""
+    ended = run_elastic(
+        python,
+        "elastic_newcomers.py",
+        case,
+        folder=tmp_path,
+        ranks=3,
+        replacements=2 if left == 2 else 4,
+        RINGDL_TIMEOUT="30",
+    )
+    assert ended.code == 0, ended.text
+    assert ended.output.count(f"ended on {left}\n") == left, ended.text
+    assert ended.errors.count("Traceback") == 2 * (case == "fails_at_its_start")
+
+
+@pytest.mark.parametrize("who", ["newcomer", "other"])
+def test_a_rank_that_raises_ends_all(python: str, who: str, tmp_path: Path) -> None:
+    """Also those that the launcher takes for another job."""
+    ended = run_elastic(
+        python,
+        "elastic_newcomers.py",
+        f"{who}_raises_at_the_end",
+        folder=tmp_path,
+        ranks=3,
+        replacements=2,
+    )
+    assert ended.code != 0, ended.text
+    assert "ZeroDivisionError: at the end" in ended.errors
+    assert "ended on" not in ended.output, "others wait for half a minute before they end"
 
 
 @pytest.mark.parametrize("number", range(DEATHS))

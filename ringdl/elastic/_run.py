@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from ringdl import _recovery
+from ringdl import _newcomers, _recovery
 from ringdl._errors import Error, RankFailedError, UsageError
 from ringdl._startup import get_communicator
 from ringdl.elastic._state import State
@@ -70,23 +70,35 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
     failure: Exception | None = None
     fruitless = size = 0
     with _recovery.outliving():
+        if _newcomers.has_joined():
+            _newcomers.prepare()
+        else:
+            _newcomers.join()
+            begins = state._go_back
         while True:
-            has_ended = False
+            own = 0
             try:
                 goes_on = begins() or size != get_communicator().size
                 fruitless = 0 if goes_on else fruitless + 1
                 if fruitless == _MOST_FRUITLESS:
                     raise Error(_FRUITLESS) from failure
                 size = get_communicator().size
-                result = train(state, *args, **kwargs)
+                with state._in_train():
+                    result = train(state, *args, **kwargs)
                 get_communicator().barrier(name="ringdl.elastic.end")
-                has_ended = True
+                own = _recovery.HAS_ENDED
+            except _newcomers.RanksJoin:
+                own = _recovery.JOINS
             except Exception as error:
                 if not (_tells_of_a_failed_rank(error) and _recovery.can_go_on()):
                     raise
                 _log.warning("rank %d goes on: %s", get_communicator().rank, error)
                 failure = error
-            if _recovery.agree(has_ended):
+            common = _recovery.agree(own)
+            if common & _recovery.JOINS:
+                _newcomers.admit()
+            if common & _recovery.HAS_ENDED:
+                _newcomers.dismiss()
                 state._finish()
                 return result
             _recovery.go_on()

@@ -58,17 +58,23 @@ def keep(parts: Mapping[str, Array], copies: int, ranks: Communicator) -> Kept:
     return {ranks.rank: own} | others
 
 
-def cut_anew(kept: Kept, former: Sequence[int], size: int, ranks: Communicator) -> Arrays:
-    """Give each rank its part of the whole again. Collective over the ranks that are left.
+def cut_anew(
+    kept: Kept,
+    former: Sequence[tuple[int, int] | None],
+    like: Mapping[str, Array],
+    ranks: Communicator,
+) -> Arrays:
+    """Give each rank its part of the whole again. Collective over the ranks that there are now.
 
     The parts of all ranks, in their order, are the whole; it is cut along axis 0 as a
     reducescatter cuts: earlier ranks take the remainder.
 
     Args:
-        kept: at the commit.
-        former: the number that each of the ranks had then.
-        size: how many ranks there were.
-        ranks: those that are left.
+        kept: at the commit; nothing on ranks that have joined since.
+        former: the number that each of the ranks had then, and how many there were; None of ranks
+            that have joined since.
+        like: arrays as the parts are, but for their rows.
+        ranks: all of them.
 
     Returns:
         The new parts of this rank.
@@ -80,6 +86,8 @@ def cut_anew(kept: Kept, former: Sequence[int], size: int, ranks: Communicator) 
         number: {name: len(part) for name, part in parts.items()} for number, parts in kept.items()
     }
     tables = ranks.allgather_object(lengths, name="ringdl.elastic.parts")
+    numbers = [None if each is None else each[0] for each in former]
+    (size,) = {each[1] for each in former if each is not None}
     holder: dict[int, int] = {}
     for number in range(size):
         holding = [rank for rank, table in enumerate(tables) if number in table]
@@ -89,24 +97,25 @@ def cut_anew(kept: Kept, former: Sequence[int], size: int, ranks: Communicator) 
                 "that kept a copy; start again from a checkpoint, and make the state with more "
                 "copies"
             )
-        holder[number] = former.index(number) if number in former else holding[0]
+        holder[number] = numbers.index(number) if number in numbers else holding[0]
     mine = [number for number in range(size) if holder[number] == ranks.rank]
-    names = list(next(iter(kept.values())))
     return {
         name: _exchange(
             name,
             [kept[number][name] for number in mine],
+            np.asarray(like[name])[:0],
             [tables[holder[number]][number][name] for number in range(size)],
             [holder[number] for number in range(size)],
             ranks,
         )
-        for name in names
+        for name in sorted(like)
     }
 
 
 def _exchange(
     name: str,
     parts: Sequence[Array],
+    none: Array,
     lengths: Sequence[int],
     holders: Sequence[int],
     ranks: Communicator,
@@ -116,9 +125,10 @@ def _exchange(
     Args:
         name: of the array.
         parts: those that this rank holds, in their order.
+        none: no row of it.
         lengths: of all parts.
         holders: of all parts.
-        ranks: those that are left.
+        ranks: all of them.
     """
     begins = [sum(lengths[:part]) for part in range(len(lengths))]
 
@@ -135,7 +145,7 @@ def _exchange(
         splits.append(sum(map(len, takes)))
         for part, own, take in zip(held, parts, takes, strict=True):
             sent.append(own[take.start - begins[part] : take.stop - begins[part]])
-    got, _ = ranks.alltoall(np.concatenate(sent), splits, f"ringdl.elastic.cut.{name}")
+    got, _ = ranks.alltoall(np.concatenate([none, *sent]), splits, f"ringdl.elastic.cut.{name}")
     first_row, count = split(sum(lengths), ranks.size, ranks.rank)
     result = np.empty((count, *got.shape[1:]), got.dtype)
     at = 0

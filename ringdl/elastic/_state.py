@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ringdl import _newcomers
 from ringdl._communicator import Communicator
 from ringdl._errors import Error, UsageError
 from ringdl._safetensors import Array, Arrays
@@ -87,6 +89,8 @@ class State:
     _number: int
     _first_number: int
     _has_begun: bool
+    _has_joined: bool
+    _trains: bool
     _checkpoints: Checkpoints | None
 
     def __init__(
@@ -114,6 +118,8 @@ class State:
         self._number = 0  # of commits
         self._first_number = 0  # what `train` has begun with
         self._has_begun = False  # some `run` has taken what a checkpoint has
+        self._has_joined = not _newcomers.has_joined()  # and has taken no commit yet
+        self._trains = False  # `run` has called `train`, which has not returned
         self._checkpoints = (
             None if checkpoint is None else Checkpoints(checkpoint, checkpoint_every)
         )
@@ -145,7 +151,15 @@ class State:
 
         Raises:
             RankFailedError: a rank has failed; inside of `ringdl.elastic.run` that is mended.
+            RanksJoin: no Exception: new ranks join, and `ringdl.elastic.run` calls `train` anew.
         """
+        self._keep()
+        if self._trains:
+            _newcomers.at_commit()
+
+    save = commit
+
+    def _keep(self) -> None:
         ranks = get_communicator()
         kept = _shards.keep(self.own, self._copies, ranks) if self.own else None
         number, objects = self._number + 1, dict(self._values)
@@ -156,8 +170,6 @@ class State:
         if self._checkpoints is not None:
             own = {} if kept is None else kept[ranks.rank]
             self._checkpoints.offer(self._number, made.values, own, ranks)
-
-    save = commit
 
     def check_host_updates(self) -> None:
         """For scripts that call it: ranks that fail are noticed without it."""
@@ -178,6 +190,17 @@ class State:
             UsageError: on every rank, if their states have different values.
         """
         ranks = get_communicator()
+        self._check_names(ranks)
+        run = None if self._checkpoints is None else self._checkpoints.run
+        offered = (self._number, run, self._copy())
+        taken = ranks.broadcast_object(offered, root, name="ringdl.elastic.sync")
+        self._number, run, values = taken
+        if self._checkpoints is not None:
+            self._checkpoints.run = run
+        self._take(values)
+        self._keep()
+
+    def _check_names(self, ranks: Communicator) -> None:
         mine = sorted(self._values), sorted(self.own)
         for rank, theirs in enumerate(ranks.allgather_object(mine, name="ringdl.elastic.names")):
             if theirs != mine:
@@ -185,11 +208,6 @@ class State:
                     f"rank {ranks.rank} has a state of {mine[0]} and own parts of {mine[1]}, rank "
                     f"{rank} of {theirs[0]} and {theirs[1]}: name the same on all ranks"
                 )
-        offered = (self._number, self._copy())
-        self._number, values = ranks.broadcast_object(offered, root, name="ringdl.elastic.sync")
-        self._take(values)
-        self._commits = []
-        self.commit()
 
     def _begin(self) -> bool:
         """Take the newest checkpoint, if there is one, else the values of rank 0. Collective.
@@ -235,45 +253,89 @@ class State:
                 raise UsageError(each)
         self.own = own
 
+    @contextmanager
+    def _in_train(self) -> Iterator[None]:
+        """Meanwhile new ranks may join at a commit."""
+        self._trains = True
+        try:
+            yield
+        finally:
+            self._trains = False
+
     def _finish(self) -> None:
         """Wait until the checkpoint that was begun is written, if one was."""
         if self._checkpoints is not None:
             self._checkpoints.finish()
 
     def _go_back(self) -> bool:
-        """After ranks have failed: take the last commit that all that are left have. Collective.
+        """After ranks have failed, or joined: take the last commit that all have. Collective.
+
+        Those that have joined take it from the others.
 
         Returns:
             Whether `train` has made one since it was called.
+
+        Raises:
+            Error: on every rank: what it takes is lost with those that have failed.
         """
         ranks = get_communicator()
-        mine = [commit.key for commit in self._commits]
+        mine = None if self._has_joined else [commit.key for commit in self._commits]
         offered = ranks.allgather_object(mine, name="ringdl.elastic.commits")
-        common = set(offered[0]).intersection(*offered[1:])
-        goes_on = bool(all(offered))
+        held = {rank: keys for rank, keys in enumerate(offered) if keys is not None}
+        if not held:
+            raise Error(
+                "all ranks that had the last commit have failed, before those that have joined got "
+                "it; start again from a checkpoint"
+            )
+        if len(held) < ranks.size:
+            self._check_names(ranks)
+        common = set.intersection(*map(set, held.values()))
+        goes_on = all(held.values())
         if not goes_on:  # the first one has not ended everywhere, so nothing is trained
             self._begin_again(ranks)
         elif not common:  # some rank was two ahead
-            root = min((max(each), rank) for rank, each in enumerate(offered))[1]
+            root = min((max(each), rank) for rank, each in held.items())[1]
             if ranks.rank == root:
                 self.restore()
             self.sync(root)
         else:
-            self._commits = [each for each in self._commits if each.key == max(common)]
-            (commit,) = self._commits
-            self._take(commit.values, commit.objects)
-            self._number = commit.number
-            goes_on = commit.number > self._first_number
-            if commit.kept is not None:
-                former = ranks.allgather_object(commit.rank, name="ringdl.elastic.former")
-                self.own = _shards.cut_anew(commit.kept, former, commit.size, ranks)
-            if self._differs():
-                self.sync()
-            elif commit.kept is not None:
-                self.commit()
+            goes_on = self._take_common(max(common), min(held), len(held) < ranks.size, ranks)
+        self._has_joined = False
         self._first_number = self._number
         for callback in self._callbacks:
             callback()
+        return goes_on
+
+    def _take_common(
+        self, key: tuple[int, int], root: int, some_join: bool, ranks: Communicator
+    ) -> bool:
+        """Take a commit that all have but those that have joined. Collective.
+
+        Args:
+            key: of the commit.
+            root: a rank that has it.
+            some_join: whether any has joined.
+            ranks: all of them.
+
+        Returns:
+            Whether it was made since `train` was called.
+        """
+        self._commits = [each for each in self._commits if each.key == key]
+        commit = self._commits[0] if self._commits else None
+        if commit is not None:
+            self._take(commit.values, commit.objects)
+            self._number = commit.number
+        kept = {} if commit is None or commit.kept is None else commit.kept
+        like = self.own if commit is None else kept.get(commit.rank, {})
+        if like:
+            place = None if commit is None else (commit.rank, commit.size)
+            former = ranks.allgather_object(place, name="ringdl.elastic.former")
+            self.own = _shards.cut_anew(kept, former, like, ranks)
+        goes_on = self._number > self._first_number
+        if some_join or self._differs():
+            self.sync(root)
+        elif like:
+            self._keep()
         return goes_on
 
     def _begin_again(self, ranks: Communicator) -> None:

@@ -32,9 +32,9 @@ def gradient(step: int) -> np.ndarray:
 
 def main(steps: int, kills: str, commit: str = "") -> None:
     ringdl.init()
-    number = ringdl.rank()
+    number = going_on.number()
     ends = {
-        (int(rank), int(step)): how
+        (rank, int(step)): how
         for rank, step, how in (kill.split(":") for kill in kills.split(",") if kill)
     }
     begin, end = part_of(ROWS)
@@ -65,7 +65,8 @@ def main(steps: int, kills: str, commit: str = "") -> None:
     def train(state: elastic.State) -> None:
         nonlocal failed_at
         while state.step < steps:
-            how = ends.pop((number, state.step), None)
+            going_on.wait(state.step, state.commit)
+            how = ends.pop((str(number), state.step), None)
             if how is not None:
                 sys.stdout.write(f"rank {number} ends at {time.monotonic()}\n")
                 sys.stdout.flush()

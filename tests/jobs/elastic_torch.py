@@ -21,7 +21,7 @@ import ringdl.torch as hvd
 
 def main(epochs: int, kills: str, commit: str = "") -> None:
     hvd.init()
-    number, failed_at = hvd.rank(), time.monotonic()
+    number, failed_at = going_on.number(), time.monotonic()
     torch.manual_seed(1)
     x = torch.randn(241, 16)
     data = TensorDataset(torch.arange(len(x)), x, x @ torch.randn(16, 4))
@@ -53,6 +53,7 @@ def main(epochs: int, kills: str, commit: str = "") -> None:
     def train(state: hvd.elastic.TorchState) -> None:
         nonlocal failed_at
         while state.epoch < epochs:
+            going_on.wait(state.epoch, state.commit)
             sampler.set_epoch(state.epoch)
             for batch, (numbers, inputs, targets) in enumerate(
                 DataLoader(data, batch_size=12 // hvd.size(), sampler=sampler)
@@ -73,7 +74,7 @@ def main(epochs: int, kills: str, commit: str = "") -> None:
 
     for kill in kills.split(",") if kills else ():
         rank, seconds = kill.split(":")
-        if int(rank) == number:
+        if rank == str(number):
             threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
     train(state)
     parameters = torch.cat([each.detach().flatten() for each in model.parameters()])

@@ -7,10 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ringdl
+from ringdl import _newcomers
+
+
+def number() -> int | str:
+    """This rank's, as it was at the start; "new" in the place of one that has failed."""
+    return ringdl.rank() if _newcomers.has_joined() else "new"
+
+
+def wait(at: int, commit: Callable[[], object]) -> None:
+    """Until there are as many ranks as ELASTIC_WAITS, "step:size,...", says of this step."""
+    waits = dict(each.split(":") for each in os.environ.get("ELASTIC_WAITS", "").split(",") if each)
+    until = time.monotonic() + 60
+    while str(at) in waits and ringdl.size() != int(waits[str(at)]):
+        assert time.monotonic() < until, "nobody has joined for too long"
+        time.sleep(0.01)
+        commit()
 
 
 def tell(
-    number: int, where: str, failed_at: float, suffix: str, write: Callable[[Path], object]
+    number: int | str, where: str, failed_at: float, suffix: str, write: Callable[[Path], object]
 ) -> None:
     """Rank `number`, as it was at the start, goes on; rank 0 writes, if the test wants that."""
     size, seconds = ringdl.size(), time.monotonic() - failed_at

@@ -131,3 +131,22 @@ def test_a_job_that_fails_is_started_again(
     ended = subprocess.run(job, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, len(count.read_text())) == (code, runs), ended.stderr
     assert ended.stderr.count("ended with 7; it is started again") == runs - 1
+
+
+FAILING = """
+import sys
+from pathlib import Path
+from ringdl._execute import execute
+from ringdl._mpirun import Library
+library = Library("Open MPI", "5.0.11", Path("libmpi.so"), "4.1.2")
+sys.exit(execute(library, [sys.executable, "-c", sys.argv[1]], elastic=True))
+"""
+
+
+@pytest.mark.parametrize(("then", "code"), [("sys.exit(3)", 3), ("time.sleep(60)", 143)])
+def test_a_rank_that_fails_for_all_ends_mpirun(then: str, code: int) -> None:
+    """Unless that ends soon by itself."""
+    rank = f"import sys, time; from ringdl import _report; _report.tell(_report.FAILED); {then}"
+    job = [sys.executable, "-c", FAILING, rank]
+    ended = subprocess.run(job, capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode == code, ended.stderr

@@ -298,6 +298,21 @@ def test_run_becomes_mpirun(
     assert capsys.readouterr().err.endswith(f"{sys.executable} '{script}' --lr 0.1\n")
 
 
+def test_only_elastic_jobs_replace_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = Library(_mpirun.OPEN_MPI, "5.0.11", Path("/opt/lib/libmpi.so.40"), "4.1.2")
+    monkeypatch.setattr(_mpirun, "find_library", lambda: library)
+    monkeypatch.setattr(_mpirun, "find_mpirun", lambda library, chosen: Path("/opt/bin/mpirun"))
+    script = tmp_path / "train.py"
+    script.touch()
+    words = ["run", "-n", "2", "--dry-run", "--replacements", "3"]
+    assert cli.main([*words, str(script)]) == 2
+    assert "--replacements is for jobs that go on: add --elastic" in capsys.readouterr().err
+    assert cli.main([*words, "--elastic", str(script)]) == 0
+    assert " -x RINGDL_REPLACEMENTS=3 " in capsys.readouterr().err
+
+
 def test_elastic_is_for_open_mpi_5() -> None:
     newer = Library(_mpirun.OPEN_MPI, "5.0.11", Path("/opt/lib/libmpi.so.40"), "4.1.2")
 

@@ -29,6 +29,18 @@ def test_an_end_is_missed_until_it_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     wait_for(listener, True)
 
 
+def test_a_rank_may_fail_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = _report.Listener()
+    monkeypatch.setenv(RUN_REPORT, str(listener))
+    _report.tell(_report.FAILED)
+    wait_for(listener, True)
+    assert listener.has_failed()
+    _report.tell(_report.ENDED)
+    assert listener.misses_an_end(0), "others may have ended well"
+    listener.expect()
+    assert not listener.has_failed()
+
+
 def test_strangers_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = _report.Listener()
     monkeypatch.setenv(RUN_REPORT, str(listener))

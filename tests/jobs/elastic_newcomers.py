@@ -1,0 +1,191 @@
+"""Three ranks, of which one is killed, and those that are started in its place.
+
+elastic_newcomers.py CASE
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ringdl
+from ringdl import _newcomers, elastic
+
+IS_NEW = not _newcomers.has_joined()
+
+ROWS = 11
+
+
+def die() -> None:
+    sys.stdout.write(f"{'a newcomer' if IS_NEW else 'a rank'} dies\n")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_state(copies: int = 1) -> elastic.State:
+    rows = np.arange(float(ROWS))[ringdl.rank() :: ringdl.size()]
+    return elastic.State(step=0, w=np.zeros(3), own={"rows": rows}, copies=copies, until=0)
+
+
+def train(state: elastic.State, ends_at: Callable[[], bool]) -> None:
+    """Twenty steps. Rank 1 of three is killed before the fifth; the tenth waits for `ends_at`."""
+    while state.step < 20:
+        if state.step == 5 and ringdl.rank() == 1 and not IS_NEW and ringdl.size() == 3:
+            die()
+        ones = ringdl.allreduce(np.ones(3), name="ones")
+        if state.step != 10 or ends_at():
+            state.w += ones
+            state.step += 1
+        state.until += 1
+        assert state.until < 3000, "nobody has joined for too long"
+        time.sleep(0.01 if state.step == 10 else 0)
+        state.commit()
+
+
+def run(size: int) -> elastic.State:
+    """Train until the end, with so many ranks from step 10 on."""
+    state = make_state()
+    elastic.run(train, state, lambda: ringdl.size() == size)
+    assert state.w.tolist() == [20.0] * 3
+    rows = np.sort(ringdl.allgather(state.own["rows"]))
+    np.testing.assert_array_equal(rows, np.sort(rows))
+    assert sorted(set(rows)) == list(range(ROWS)), rows
+    return state
+
+
+def joins() -> None:
+    run(3)
+
+
+def fails_at_its_start() -> None:
+    """So does the second one: then those that are left end without."""
+    if IS_NEW:
+        raise ZeroDivisionError("at its start")
+    left = _newcomers._replacing
+    state = make_state()
+
+    def nobody_is_left() -> bool:
+        left = _newcomers._replacing
+        return left is not None and left.left == 0 and _newcomers._meeting is None
+
+    assert left is None
+    elastic.run(train, state, nobody_is_left)
+
+
+def does_not_run() -> None:
+    if not IS_NEW:
+        fails_at_its_start()
+
+
+def comes_late() -> None:
+    if IS_NEW:
+        time.sleep(2)
+    state = make_state()
+    elastic.run(train, state, lambda: True)
+
+
+def all_others_die() -> None:
+    state = make_state(copies=2)
+
+    def goes_on(state: elastic.State) -> None:
+        train(state, lambda: ringdl.size() == 3 or IS_NEW)
+        if not IS_NEW:
+            time.sleep(0.2 * ringdl.rank())
+            die()
+
+    elastic.run(goes_on, state)
+    assert state.w.tolist() == [20.0] * 3
+    assert np.sort(state.own["rows"]).tolist() == list(range(ROWS))
+
+
+def patched(name: str, dies: Callable[[], bool], after: bool) -> Callable[[], None]:
+    """A case in which a rank dies once, before or after a call of a function of `_newcomers`."""
+
+    def case() -> None:
+        original = getattr(_newcomers, name)
+
+        def function(*arguments: Any, **named: Any) -> Any:
+            if not after and dies():
+                die()
+            result = original(*arguments, **named)
+            if after and dies():
+                die()
+            return result
+
+        setattr(_newcomers, name, function)
+        state = make_state()
+        elastic.run(train, state, lambda: ringdl.size() == 3)
+        assert state.w.tolist() == [20.0] * 3
+
+    return case
+
+
+def is_left(rank: int) -> Callable[[], bool]:
+    """Whether this is a rank that has been here from the start, and two are left."""
+    return lambda: not IS_NEW and ringdl.size() == 2 and ringdl.rank() == rank
+
+
+def is_first_newcomer() -> bool:
+    """Whether nobody has noted yet that it was there."""
+    if not IS_NEW:
+        return False
+    try:
+        os.close(
+            os.open(os.path.join(os.environ["ELASTIC_FOLDER"], "died"), os.O_CREAT | os.O_EXCL)
+        )
+    except FileExistsError:
+        return False
+    return True
+
+
+def newcomer_raises_at_the_end() -> None:
+    raises_at_the_end(IS_NEW)
+
+
+def other_raises_at_the_end() -> None:
+    raises_at_the_end(ringdl.rank() == 0 and not IS_NEW)
+
+
+def raises_at_the_end(raises: bool) -> None:
+    run(3)
+    ringdl.barrier()
+    if raises:
+        raise ZeroDivisionError("at the end")
+    time.sleep(30)
+
+
+CASES: dict[str, Callable[[], None]] = {
+    function.__name__: function
+    for function in (
+        joins,
+        fails_at_its_start,
+        does_not_run,
+        comes_late,
+        all_others_die,
+        newcomer_raises_at_the_end,
+        other_raises_at_the_end,
+    )
+} | {
+    "first_dies_before_they_meet": patched("_meet", is_left(0), after=False),
+    "second_dies_before_they_meet": patched("_meet", is_left(1), after=False),
+    "second_dies_once_they_have_met": patched("_meet", is_left(1), after=True),
+    "second_dies_before_starting": patched("_start", is_left(1), after=False),
+    "first_dies_after_starting": patched("_start", is_left(0), after=True),
+    "first_dies_before_admitting": patched("admit", is_left(0), after=False),
+    "first_dies_after_admitting": patched("admit", is_left(0), after=True),
+    "newcomer_dies_before_they_meet": patched("_meet", is_first_newcomer, after=False),
+    "newcomer_dies_once_they_have_met": patched("_meet", is_first_newcomer, after=True),
+    "newcomer_dies_before_it_is_ready": patched("join", is_first_newcomer, after=False),
+    "newcomer_dies_before_it_follows": patched("_follow", is_first_newcomer, after=False),
+    "newcomer_dies_at_once": patched("join", is_first_newcomer, after=True),
+}
+
+if __name__ == "__main__":
+    ringdl.init()
+    CASES[sys.argv[1]]()
+    sys.stdout.write(f"ended on {ringdl.size()}\n")
+    sys.stdout.flush()
