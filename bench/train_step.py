@@ -61,7 +61,11 @@ def measure(chosen: argparse.Namespace, kind: str) -> dict[str, Any]:
             code = hosts.run([1] * chosen.hosts, python, words)
         else:
             launcher = [python, "-m", "ringdl", "run", "-n", str(chosen.ranks)]
-            code = subprocess.run([*launcher, *words], timeout=600, check=False).returncode
+            launcher += ["--elastic"] if kind == "elastic" else []
+            records = {"RINGDL_FLIGHT_RECORDER": folder} if kind == "recorded" else {}
+            code = subprocess.run(
+                [*launcher, *words], timeout=600, check=False, env=os.environ | records
+            ).returncode
         if code != 0:
             raise hosts.HostsError(f"a job of {kind} ended with exit code {code}")
         return json.loads(answer.read_text()) | {"learnt": np.load(learnt)}
@@ -129,6 +133,22 @@ def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict
     }
 
 
+def add_job_options(parser: argparse.ArgumentParser, rounds: int) -> None:
+    """Those of `measure`."""
+    parser.add_argument("--ranks", type=int, default=2, help="on this host")
+    parser.add_argument("--mpi", default="openmpi", help="as hosts.py takes it")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of all ranks")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument(
+        "--steps", type=int, default=15, help="of each job, after three for warming"
+    )
+    parser.add_argument("--batch", type=int, default=32, help="rows per rank")
+    parser.add_argument("--inputs", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="write all times to this file")
+
+
 def lines(answer: dict[str, Any]) -> list[str]:
     said = [f"{answer['parameters'] / 1e6:.1f} M parameters, {answer['ranks']} ranks"]
     for kind, of_rounds in answer["seconds"].items():
@@ -147,21 +167,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=2, help="on this host")
+    add_job_options(parser, rounds=10)
     parser.add_argument("--hosts", type=int, help="simulated ones, one rank on each, instead")
     parser.add_argument("--rate", default="200mbit", help="of their links")
-    parser.add_argument("--mpi", default="openmpi", help="as hosts.py takes it")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of all ranks")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument(
-        "--steps", type=int, default=15, help="of each job, after three for warming"
-    )
-    parser.add_argument("--batch", type=int, default=32, help="rows per rank")
     parser.add_argument("--balance", type=float, help="choose the batch (see above)")
-    parser.add_argument("--inputs", type=int, default=1024)
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--layers", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write all times to this file")
     chosen = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rounds = []

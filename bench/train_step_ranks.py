@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,12 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import ringdl.torch as hvd
+
+OURS = ("ringdl", "recorded", "elastic")
+"""The last two are for `protection.py`."""
+
+COMMITS = 5
+"""Of an elastic job, each timed."""
 
 
 def make_model(inputs: int, width: int, layers: int) -> torch.nn.Sequential:
@@ -69,7 +76,7 @@ def time_communication(world: MPI.Comm, parameters: int, device: torch.device) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=("ringdl", "ddp", "gloo", "alone"), required=True)
+    parser.add_argument("--kind", choices=(*OURS, "ddp", "gloo", "alone"), required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
@@ -88,7 +95,7 @@ def main() -> None:
     model: torch.nn.Module = make_model(chosen.inputs, chosen.width, chosen.layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     parameters = list(model.parameters())
-    if chosen.kind == "ringdl":
+    if chosen.kind in OURS:
         hvd.init()
         hvd.DistributedOptimizer(optimizer, model.named_parameters())
     elif chosen.kind != "alone":
@@ -98,23 +105,38 @@ def main() -> None:
             importlib.import_module("ringdl.torch.backend")
             distributed.init_process_group("ringdl")
         model = DistributedDataParallel(model)
-    seconds = []
-    for turn in range(-3, chosen.steps):
+    seconds: list[float] = []
+    commits: list[float] = []
+
+    def time_slowest(call: Callable[[], object]) -> float:
         world.Barrier()
         begin = time.perf_counter()
+        call()
+        finish(device)
+        return world.allreduce(time.perf_counter() - begin, MPI.MAX)
+
+    def step() -> None:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-        finish(device)
-        slowest = world.allreduce(time.perf_counter() - begin, MPI.MAX)
-        if turn >= 0:
-            seconds.append(slowest)
+
+    def train(state: hvd.elastic.TorchState | None = None) -> None:
+        seconds.extend(time_slowest(step) for _ in range(-3, chosen.steps))
+        if state is not None:
+            commits.extend(time_slowest(state.commit) for _ in range(COMMITS))
+
+    if chosen.kind == "elastic":
+        hvd.elastic.run(train, hvd.elastic.TorchState(model, optimizer))
+    else:
+        train()
+    del seconds[:3]
     count = sum(p.numel() for p in parameters)
     answer = {
         "mpi": " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split()),
         "torch": torch.__version__,
         "parameters": count,
         "seconds": seconds,
+        "commits": commits,
     }
     if chosen.kind == "ringdl":
         answer["communication"] = time_communication(world, count, device)

@@ -77,7 +77,7 @@ class End {
     } else if (head.type == MessageType::kGrant) {
       channel.grant(message.from, head.tag);
     } else if (head.type == MessageType::kClose) {
-      channel.close(message.from, head.sequence);
+      channel.close(message.from, head.sequence, head.value);
     }
   }
 
