@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,8 @@ _MOST_BEFORE = 20
 # A rank that raises tells why if it cannot end within so long.
 _TELL_SECONDS = 5.0
 
+_HOST = "PMIX_HOSTNAME"
+
 # MPI counts elements in 32 bits before its version 4.
 _MPI_COUNT = 1 << 30
 
@@ -56,12 +58,14 @@ class Hosts:
         local_rank: number among the ranks of this host.
         local_size: ranks on this host.
         cores: cores that the ranks of this host may use, together.
+        names: of each rank's host, by rank, as Open MPI's launcher calls it; of MPI's ranks alone.
     """
 
     numbers: list[int]
     local_rank: int
     local_size: int
     cores: int
+    names: Sequence[str] = ()
 
     def of(self, ranks: Sequence[int], rank: int) -> Hosts:
         """The same of some of these ranks alone.
@@ -74,12 +78,13 @@ class Hosts:
         order = list(dict.fromkeys(hosts))
         local = [each for each in ranks if self.numbers[each] == self.numbers[rank]]
         numbers = [order.index(host) for host in hosts]
-        return Hosts(numbers, local.index(rank), len(local), self.cores)
+        names = [self.names[each] for each in ranks]
+        return Hosts(numbers, local.index(rank), len(local), self.cores, names)
 
 
 @contextmanager
 def waiting(
-    launcher: Launcher | None,
+    launcher: Launcher | str | None,
     settings: Settings,
     event: str = "MPI has connected the ranks",
     why: str = "some rank has not started, does not reach this host, or has not called init()",
@@ -88,7 +93,7 @@ def waiting(
     """In calls of MPI that nothing can interrupt: says who waits, and ends the process in time.
 
     Args:
-        launcher: what has started this process.
+        launcher: what has started this process, or who it is.
         settings: RINGDL_WATCHDOG and RINGDL_TIMEOUT say when.
         event: what is waited for.
         why: why it may not come.
@@ -223,8 +228,8 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
         raise UsageError("ringdl needs an intracommunicator; this one connects two groups")
     local = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
     lowest = local.bcast(comm.Get_rank(), root=0)
-    found = comm.allgather((lowest, __version__))
-    lowest_ranks = [rank for rank, _ in found]
+    found = comm.allgather((lowest, __version__, os.environ.get(_HOST, "")))
+    lowest_ranks = [rank for rank, _, _ in found]
     leaders = sorted(set(lowest_ranks))
     cpus = local.allgather((os.sched_getaffinity(0), read_cores().quota))
     hosts = Hosts(
@@ -232,9 +237,10 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
         local_rank=local.Get_rank(),
         local_size=local.Get_size(),
         cores=count_cores(cpus),
+        names=[name for _, _, name in found],
     )
     local.Free()
-    check_versions([version for _, version in found])
+    check_versions([version for _, version, _ in found])
     return hosts
 
 
@@ -339,8 +345,13 @@ def _remainder(values: Any, size: Any) -> Any:
     return np.fmod(values, size)  # with the sign of the value: truncates towards zero
 
 
-def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
-    """End the whole job when this rank ends by an exception: the others would wait in vain."""
+def abort_on_uncaught_error(mpi: Any, find_rank: Callable[[], int]) -> None:
+    """End the whole job when this rank ends by an exception: the others would wait in vain.
+
+    Args:
+        mpi: ``mpi4py.MPI``.
+        find_rank: called then: which rank this is.
+    """
     previous = sys.excepthook
     process = os.getpid()
 
@@ -356,7 +367,7 @@ def abort_on_uncaught_error(mpi: Any, rank: int) -> None:
         _flights.note_end(error)
         if not mpi.Is_finalized():
             print(
-                f"ringdl: rank {rank} ends by {kind.__name__} and takes the job with it",
+                f"ringdl: rank {find_rank()} ends by {kind.__name__} and takes the job with it",
                 file=sys.stderr,
             )
             sys.stdout.flush()

@@ -2,10 +2,10 @@
 
 Whoever is left trains on until they are ready:
 
-    ranks that are left                    newcomers
-    _start()     MPI_Comm_spawn ---------> greet()
+    ranks that are left                    newcomers (`_newcomer`)
+    _start()     MPI_Comm_spawn ---------> main()
                  <- all have met: a communicator, where they are, how to connect ->
-                                           run the script (`_newcomer`)
+                                           run the script
                                            init(): a job of their own, for now
     at_commit()  <---------------- ready - join(), in elastic.run
                  RanksJoin, on all that are left
@@ -21,37 +21,33 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ringdl import _recovery, _startup
-from ringdl._communicator import Communicator
 from ringdl._errors import Error, UsageError
-from ringdl._launch import detect
-from ringdl._settings import RANK_PROCESS, read_settings
 
 if TYPE_CHECKING:
+    from ringdl._communicator import Communicator
     from ringdl._mpi import Hosts
+    from ringdl._shared import Shared
     from ringdl._ulfm import Connections
 
-_SCRIPT, _HELLO, _READY, _ANSWER = range(4)
+SCRIPT, HELLO, READY, ANSWER = range(4)
 """Tags of messages between ranks that are left and newcomers."""
 
-_END = "end"
+END = "end"
 """The answer to newcomers that come too late."""
 
-_POLL_SECONDS = 0.01
-
-_HOST = "PMIX_HOSTNAME"
-"""What Open MPI's launcher calls a rank's host."""
+_NEWCOMER = ("-c", "from ringdl import _newcomer; _newcomer.main()")
 
 _OF_LAUNCHERS = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "SLURM_")
-_OF_ONE_JOB = (RANK_PROCESS, "RINGDL_TIMELINE", "RINGDL_FLIGHT_RECORDER")
+_OF_ONE_RUN = ("RINGDL_TIMELINE", "RINGDL_FLIGHT_RECORDER")
 """What newcomers do not inherit: records are of the job that they join."""
+_BEFORE_PYTHON = ("PYTHON", "LD_")
+"""How variables begin that have to be there when a process starts."""
 
 
 class RanksJoin(BaseException):
@@ -61,17 +57,8 @@ class RanksJoin(BaseException):
     """
 
 
-@dataclass
-class _Replacing:
-    """What all ranks know alike of whom they replace.
-
-    Attributes:
-        hosts: of the ranks that the job has had at its start, each as often as it had ranks.
-        left: how many ranks may still be started.
-    """
-
-    hosts: Counter[str]
-    left: int
+class HaveAgreed(BaseException):
+    """Ends `train`, at a commit: those that are left have agreed already that some rank is not."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +66,35 @@ class Script:
     """What a rank runs.
 
     Attributes:
-        module: ``python -m`` this one; None for a file.
-        file: this file's path.
-        arguments: the words after it.
+        is_module: whether it was named after ``-m``.
+        name: of the module, or the path of a file, or of a folder with ``__main__.py``.
+        words: the arguments after it.
+        folder: in which it was started.
     """
 
-    module: str | None
-    file: str
-    arguments: Sequence[str]
+    is_module: bool
+    name: str
+    words: Sequence[str]
+    folder: str
+
+
+@dataclass
+class Replacing:
+    """What all ranks know alike of whom they replace.
+
+    Attributes:
+        hosts: of the ranks that the job has had at its start, each as often as it had ranks.
+        left: how many ranks may still be started.
+        script: what they run.
+    """
+
+    hosts: Counter[str]
+    left: int
+    script: Script
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class Meeting:
     """Ranks and newcomers that have met, before these join.
 
     Attributes:
@@ -127,61 +131,82 @@ class _Meeting:
             pass
         return None
 
-    def say(self, word: object) -> None:
-        """Tell all newcomers that are alive."""
+    def say(self, word: object, ranks: Sequence[int], tag: int) -> None:
+        """Send some a word, if they are alive."""
         from mpi4py import MPI
 
-        for rank in range(self.old, self.comm.Get_size()):
+        for rank in ranks:
             try:
-                self.comm.send(word, rank, _ANSWER)
+                self.comm.send(word, rank, tag)
             except MPI.Exception:  # it has failed
                 continue
 
+    def answer(self, word: object) -> None:
+        """Tell all newcomers."""
+        self.say(word, range(self.old, self.comm.Get_size()), ANSWER)
 
-_replacing: _Replacing | None = None
-_meeting: _Meeting | None = None
-"""With newcomers that have not joined; in a newcomer, with those that it is to join."""
-_is_newcomer = False
+    def follow(self, shared: Shared) -> None:
+        """Have the next epoch be that of all that have met."""
+        shared.mpi, shared.place, shared.connections = self.comm, self.place, self.connections
 
-_late = ExitStack()
-"""In a newcomer: ends it in time, if it never joins."""
+
+replacing: Replacing | None = None
+"""None: nobody is replaced."""
+_meeting: Meeting | None = None
+"""With newcomers that have not joined."""
+_is_over = False
+"""The first `run` has ended: newcomers begin with that one, so none is started any more."""
 
 
 def prepare() -> None:
-    """Note which ranks there are to be, once, if failed ones are to be replaced. Collective.
+    """Note which ranks there are to be, in the first `run`, if failed ones are to be replaced.
 
     Raises:
         UsageError: on every rank: the script cannot be started again.
     """
-    global _replacing
-    ranks = _startup.get_communicator()
-    replacements = ranks._shared.settings.replacements
-    if replacements == 0 or _replacing is not None or not _recovery.can_go_on():
+    global replacing
+    shared = _startup.get_communicator()._shared
+    count = shared.settings.replacements
+    if count == 0 or replacing is not None or _is_over or not _recovery.can_go_on():
         return
-    _own_script()
-    _replacing = _Replacing(Counter(_hosts_of(ranks)), replacements)
+    assert shared.place is not None
+    replacing = Replacing(Counter(shared.place.names), count, own_script(sys.orig_argv))
 
 
-def _hosts_of(ranks: Communicator) -> list[str]:
-    name = os.environ.get(_HOST, os.uname().nodename)
-    return ranks.allgather_object(name, name="ringdl.elastic.hosts")
-
-
-def _own_script() -> Script:
+def own_script(command: Sequence[str]) -> Script:
     """What this process runs.
+
+    Args:
+        command: that it was started by, from the interpreter on.
 
     Raises:
         UsageError: neither a file nor a module.
     """
-    main = sys.modules["__main__"]
-    spec, file = main.__spec__, getattr(main, "__file__", None)
-    if spec is None and file is None:
+    folder = os.environ.get("PWD", "")
+    folder = folder if os.path.isdir(folder) else os.getcwd()
+    words = list(command[1:])
+    while words and words[0].startswith("-") and words[0] != "-":
+        option = words.pop(0)
+        if option == "--check-hash-based-pycs" or option in ("-W", "-X"):
+            words = words[1:]
+        elif not option.startswith("--") and option[-1:] in ("m", "c"):
+            if option[-1] == "m" and words:
+                return Script(True, words[0], words[1:], folder)
+            words = []
+    if not words or words[0] == "-":
         raise UsageError(
             "ranks cannot be replaced (RINGDL_REPLACEMENTS) in a program that is no file and no "
             "module: write it to a file"
         )
-    module = None if spec is None else spec.name.removesuffix(".__main__")
-    return Script(module, os.path.abspath(file or ""), sys.argv[1:])
+    return Script(False, os.path.join(folder, words[0]), words[1:], folder)
+
+
+def settle() -> None:
+    """All ranks know the newcomers, or none does: these end. Collective, as an epoch begins."""
+    if replacing is not None:
+        ranks = _startup.get_communicator()
+        if not all(ranks.allgather_object(_meeting is not None, name="ringdl.elastic.newcomers")):
+            _dismiss()
 
 
 def at_commit() -> None:
@@ -189,14 +214,15 @@ def at_commit() -> None:
 
     Raises:
         RanksJoin: on every rank: they are.
+        HaveAgreed: on every rank that is left: one has failed.
     """
     global _meeting
-    if _replacing is None:
+    if replacing is None:
         return
     ranks = _startup.get_communicator()
     if _meeting is None:
-        if _replacing.left > 0 and ranks.size < _replacing.hosts.total():
-            _meeting = _start(ranks, _replacing)
+        if replacing.left > 0 and ranks.size < replacing.hosts.total():
+            _meeting = _start(ranks, replacing)
         return
     answer = _look(_meeting) if ranks.rank == 0 else None
     answer = ranks.broadcast_object(answer, name="ringdl.elastic.newcomers")
@@ -206,10 +232,10 @@ def at_commit() -> None:
         _meeting = None
 
 
-def _look(meeting: _Meeting) -> str:
+def _look(meeting: Meeting) -> str:
     """What the newcomers do; on the first rank alone."""
     lost = meeting.lost()
-    while (newcomer := meeting.receive(_READY)) is not None:
+    while (newcomer := meeting.receive(READY)) is not None:
         meeting.ready.add(newcomer)
     alive = set(range(meeting.old, meeting.comm.Get_size())) - lost
     if not alive:
@@ -217,53 +243,116 @@ def _look(meeting: _Meeting) -> str:
     return "ready" if alive <= meeting.ready else "waiting"
 
 
-def _start(ranks: Communicator, replacing: _Replacing) -> _Meeting | None:
+def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
     """Start as many as are missing, on the hosts that they are missing from. Collective.
+
+    All make the same agreements, whoever fails meanwhile.
 
     Returns:
         None on every rank, if they could not be started.
+
+    Raises:
+        HaveAgreed: on every rank that is left: some have not come here, as one has failed.
     """
     from mpi4py import MPI
 
-    missing = replacing.hosts - Counter(_hosts_of(ranks))
-    hosts = sorted(missing.elements())[: replacing.left]
-    replacing.left -= len(hosts)
-    command = [*_interpreter_flags(), "-m", "ringdl._newcomer"]
-    # Where a rank has ended, its place on the host counts as taken.
-    placing = {"host": ",".join(hosts), "map_by": ":OVERSUBSCRIBE", "bind_to": "none"}
+    if not _recovery.agree(_recovery.STARTS):
+        raise HaveAgreed
+    shared = ranks._shared
+    assert shared.place is not None
+    hosts = sorted((its.hosts - Counter(shared.place.names)).elements())[: its.left]
+    its.left -= len(hosts)
     link = meeting = None
     with _recovery.waiting("MPI has started ranks in place of those that have failed"):
         try:
-            info = MPI.Info.Create(placing)
-            link = ranks._shared.mpi.Spawn(sys.executable, command, len(hosts), info, root=0)
-            if ranks.rank == 0:
-                told = _own_script(), _inherited(os.environ)
-                for newcomer in range(len(hosts)):
-                    link.send(told, newcomer, _SCRIPT)
-            meeting = _meet(link, is_new=False)
-        except (MPI.Exception, Error, UsageError) as error:
-            if link is not None:
-                link.Revoke()  # whoever waits for this rank notices
+            link = _spawn(shared.mpi, hosts, its.script)
+        except MPI.Exception as error:
             if ranks.rank == 0:
                 print(f"ringdl: ranks were not replaced: {error}", file=sys.stderr, flush=True)
-    return meeting if _recovery.agree_on(meeting is not None) else None
+        are_there = _recovery.agree_on(link is not None and exchange(link, True))
+        if link is not None:
+            exchange(link, are_there)
+        if not are_there:
+            return None
+        assert link is not None
+        try:
+            meeting = meet(link, is_new=False)
+        except (MPI.Exception, Error, UsageError) as error:
+            link.Revoke()  # whoever waits for this rank notices
+            if ranks.rank == 0:
+                print(f"ringdl: ranks were not replaced: {error}", file=sys.stderr, flush=True)
+        if _recovery.agree_on(meeting is not None):
+            return meeting
+    if meeting is not None:
+        meeting.answer(END)
+    return None
 
 
-def _interpreter_flags() -> list[str]:
-    """Those of this process' command that Python reads before a script, or -m."""
-    own = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-    return own[: own.index("-m")] if "-m" in own else own
+def _spawn(comm: Any, hosts: Sequence[str], script: Script) -> Any:
+    """The intercommunicator with them. Collective.
+
+    Raises:
+        MPI.Exception: a rank has failed, or the launcher does not start them.
+    """
+    from mpi4py import MPI
+
+    # Where a rank has ended, its place on the host counts as taken.
+    placing = {"host": ",".join(hosts), "map_by": ":OVERSUBSCRIBE", "bind_to": "none"}
+    placing["wdir"] = script.folder
+    inherited = _inherited()
+    early = [f"{name}={inherited[name]}" for name in inherited if name.startswith(_BEFORE_PYTHON)]
+    command = [*early, sys.executable, *_NEWCOMER]
+    link = comm.Spawn("env", command, len(hosts), MPI.Info.Create(placing), root=0)
+    if comm.Get_rank() == 0:
+        for newcomer in range(len(hosts)):
+            link.send((script, inherited), newcomer, SCRIPT)
+    return link
 
 
-def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def _inherited() -> dict[str, str]:
+    """With what environment this process has begun, less what is this rank's alone."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = [os.fsdecode(each).partition("=") for each in file.read().split(b"\0") if each]
     return {
         name: value
-        for name, value in environ.items()
-        if not name.startswith(_OF_LAUNCHERS) and name not in _OF_ONE_JOB
+        for name, _, value in pairs
+        if not name.startswith(_OF_LAUNCHERS) and name not in _OF_ONE_RUN
     }
 
 
-def _meet(link: Any, is_new: bool) -> _Meeting:
+def exchange(link: Any, word: bool) -> bool:
+    """Tell each on the other side a word, and hear theirs, also where some have failed.
+
+    Args:
+        link: an mpi4py intercommunicator.
+        word: this rank's.
+
+    Returns:
+        Whether none has failed, and all have said True.
+    """
+    from mpi4py import MPI
+
+    words = []
+    sent = []
+    for other in range(link.Get_remote_size()):
+        try:
+            sent.append(link.isend(word, other, HELLO))
+        except MPI.Exception:
+            words.append(False)
+    for other in range(link.Get_remote_size()):
+        try:
+            words.append(link.recv(source=other, tag=HELLO))
+        except MPI.Exception:
+            words.append(False)
+    for each in sent:
+        try:
+            each.wait()
+        except MPI.Exception:
+            words.append(False)
+    return all(words)
+
+
+def meet(link: Any, is_new: bool) -> Meeting:
     """Connect ranks and newcomers, each with each. Collective over all of them.
 
     Args:
@@ -278,146 +367,31 @@ def _meet(link: Any, is_new: bool) -> _Meeting:
     from ringdl import _mpi, _ulfm
 
     others = link.Get_remote_size()
-    are_there = _exchange(link, True)
-    if is_new:
-        are_there = _exchange(link, are_there) and are_there
-    else:
-        are_there = _recovery.agree_on(are_there)
-        _exchange(link, are_there)
-    if not are_there:
-        raise Error("one has failed meanwhile")
     comm = link.Merge(high=is_new)  # may not return if one fails meanwhile
     old = others if is_new else comm.Get_size() - others
     place = _mpi.find_hosts(MPI, comm)
-    return _Meeting(comm, old, place, _ulfm.Connections(comm, place.numbers))
-
-
-def _exchange(link: Any, word: bool) -> bool:
-    """Tell each on the other side a word, and hear theirs, also where some have failed.
-
-    Returns:
-        Whether none has failed, and all have said True.
-    """
-    from mpi4py import MPI
-
-    words = []
-    sent = []
-    for other in range(link.Get_remote_size()):
-        try:
-            sent.append(link.isend(word, other, _HELLO))
-        except MPI.Exception:
-            words.append(False)
-    for other in range(link.Get_remote_size()):
-        try:
-            words.append(link.recv(source=other, tag=_HELLO))
-        except MPI.Exception:
-            words.append(False)
-    for each in sent:
-        try:
-            each.wait()
-        except MPI.Exception:
-            words.append(False)
-    return all(words)
+    return Meeting(comm, old, place, _ulfm.Connections(comm, place.numbers))
 
 
 def admit() -> None:
     """Have `_recovery.go_on`, which has to follow, go on with the newcomers. Collective."""
+    global _meeting
     assert _meeting is not None
-    _meeting.say(_replacing)  # each rank does: any may fail
-    _follow()
+    _meeting.answer(replacing)  # each rank does: any may fail
+    _meeting.follow(_startup.get_communicator()._shared)
+    _meeting = None
 
 
-def dismiss() -> None:
-    """At the end of training: those that have not joined end. On every rank."""
+def finish() -> None:
+    """The first `run` has ended, on all ranks: nobody joins any more."""
+    global replacing, _is_over
+    _dismiss()
+    replacing, _is_over = None, True
+
+
+def _dismiss() -> None:
+    """Newcomers that this rank has met end, if all others do the same."""
     global _meeting
     if _meeting is not None:
-        _meeting.say(_END)
+        _meeting.answer(END)
     _meeting = None
-
-
-def _follow() -> None:
-    """The next epoch is to be that of all that have met."""
-    global _meeting
-    assert _meeting is not None
-    shared = _startup.get_communicator()._shared
-    shared.mpi, shared.place = _meeting.comm, _meeting.place
-    shared.connections = _meeting.connections
-    _meeting = None
-
-
-def greet() -> Script:
-    """In a newcomer: meet those that have started it, and take what they say.
-
-    Returns:
-        What it has to run.
-    """
-    global _is_newcomer, _meeting
-    from ringdl import _mpi
-
-    _is_newcomer = _mpi.may_shrink = True
-    launcher = detect(os.environ)
-    _late.enter_context(
-        _mpi.waiting(
-            launcher,
-            read_settings(os.environ),
-            "the ranks that are left have taken it in",
-            "the script has not called ringdl.elastic.run(), or they compute for as long without "
-            "a commit",
-            "",
-        )
-    )
-    mpi = _mpi.load_mpi(launcher)
-    link = mpi.Comm.Get_parent()
-    try:
-        script: Script
-        script, inherited = link.recv(source=0, tag=_SCRIPT)
-        _meeting = _meet(link, is_new=True)
-    except (mpi.Exception, Error, UsageError) as error:
-        leave(str(error))
-    os.environ.update(inherited)
-    for name in _OF_ONE_JOB:
-        os.environ.pop(name, None)
-    return script
-
-
-def has_joined() -> bool:
-    """Whether this process is a rank of the job, not a newcomer."""
-    return not _is_newcomer
-
-
-def join() -> None:
-    """Become a rank of the job that this newcomer was started by. Collective, with `admit`.
-
-    Ends the process if that has ended.
-    """
-    global _is_newcomer, _replacing
-    from mpi4py import MPI
-
-    assert _meeting is not None
-    for rank in range(_meeting.old):
-        try:
-            _meeting.comm.send(_meeting.comm.Get_rank(), rank, _READY)
-        except MPI.Exception:  # it has failed
-            continue
-    while (answer := _meeting.receive(_ANSWER)) is None:
-        if _meeting.lost() >= set(range(_meeting.old)):
-            leave("those that it was to join have ended")
-        time.sleep(_POLL_SECONDS)
-    if answer == _END:
-        leave("training has ended")
-    _replacing, _is_newcomer = answer, False
-    _late.close()
-    _follow()
-    _recovery.go_on()
-
-
-def leave(why: str) -> NoReturn:
-    """End this newcomer, which nobody needs."""
-    print(
-        f"ringdl: a rank that was started in place of a failed one ends without having joined: "
-        f"{why}",
-        file=sys.stderr,
-    )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)

@@ -16,7 +16,7 @@ from ringdl._communicator import Communicator
 from ringdl._errors import Error, StallError, UsageError
 from ringdl._launch import detect
 
-HAS_ENDED, RAISES, JOINS = 1, 2, 4
+HAS_ENDED, RAISES, JOINS, STARTS = 1, 2, 4, 8
 """What a rank says of itself in `agree`."""
 
 renumbered: list[Callable[[], object]] = []
@@ -58,14 +58,14 @@ def outliving() -> Iterator[None]:
 
 
 def agree(flags: int) -> int:
-    """What all ranks that are left say: that they have ended, or join. Collective over them.
+    """What all ranks that are left say: that they have ended, or the like. Collective over them.
 
     All get the same answer, whoever fails meanwhile. So a rank that has passed the last collective
     and one for which it has failed do the same next.
     """
     if not can_go_on():
         return flags
-    if flags & HAS_ENDED == 0:  # all that wait for this rank notice, in whatever group
+    if flags & (HAS_ENDED | STARTS) == 0:  # all that wait for this rank notice, in whatever group
         _startup.get_communicator()._shared.engine.abandon()
     return _agree(flags)
 

@@ -156,9 +156,14 @@ def _init_over_mpi(
     communicator = set_up(shared, hosts, settings, tuning)
     has_parent = mpi.Comm.Get_parent() != mpi.COMM_NULL  # MPI_Comm_spawn has started this rank
     if (communicator.size > 1 or has_parent) and not _hooked:
-        _mpi.abort_on_uncaught_error(mpi, mpi.COMM_WORLD.Get_rank())
+        _mpi.abort_on_uncaught_error(mpi, lambda: _own_rank(mpi))
     _register_hooks(hosts)
     return communicator
+
+
+def _own_rank(mpi: Any) -> int:
+    """Of the default communicator, once that is there."""
+    return mpi.COMM_WORLD.Get_rank() if _default is None else _default.rank
 
 
 def _init_over_sockets(

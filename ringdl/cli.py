@@ -162,7 +162,9 @@ def _run(arguments: list[str]) -> int:
     mpirun = _mpirun.find_mpirun(library, chosen.mpirun)
     if chosen.elastic:
         options = ["-x", RUN_REPORT, *options]
-    if chosen.replacements:
+    if chosen.replacements is not None:
+        if chosen.replacements < 0:
+            raise _mpirun.LaunchError(f"--replacements {chosen.replacements}: pass 0 or more")
         if not chosen.elastic:
             raise _mpirun.LaunchError("--replacements is for jobs that go on: add --elastic")
         options = ["-x", f"RINGDL_REPLACEMENTS={chosen.replacements}", *options]

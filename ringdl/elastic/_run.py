@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from ringdl import _newcomers, _recovery
+from ringdl import _newcomer, _newcomers, _recovery
 from ringdl._errors import Error, RankFailedError, UsageError
 from ringdl._startup import get_communicator
 from ringdl.elastic._state import State
@@ -70,14 +70,16 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
     failure: Exception | None = None
     fruitless = size = 0
     with _recovery.outliving():
-        if _newcomers.has_joined():
+        if _newcomer.has_joined():
             _newcomers.prepare()
         else:
-            _newcomers.join()
+            _newcomer.join()
+            state._join()
             begins = state._go_back
         while True:
-            own = 0
+            own, common = 0, None
             try:
+                _newcomers.settle()
                 goes_on = begins() or size != get_communicator().size
                 fruitless = 0 if goes_on else fruitless + 1
                 if fruitless == _MOST_FRUITLESS:
@@ -89,16 +91,19 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
                 own = _recovery.HAS_ENDED
             except _newcomers.RanksJoin:
                 own = _recovery.JOINS
+            except _newcomers.HaveAgreed:
+                common = 0
             except Exception as error:
                 if not (_tells_of_a_failed_rank(error) and _recovery.can_go_on()):
                     raise
                 _log.warning("rank %d goes on: %s", get_communicator().rank, error)
                 failure = error
-            common = _recovery.agree(own)
+            if common is None:
+                common = _recovery.agree(own)
             if common & _recovery.JOINS:
                 _newcomers.admit()
             if common & _recovery.HAS_ENDED:
-                _newcomers.dismiss()
+                _newcomers.finish()
                 state._finish()
                 return result
             _recovery.go_on()

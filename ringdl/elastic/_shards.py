@@ -61,9 +61,8 @@ def keep(parts: Mapping[str, Array], copies: int, ranks: Communicator) -> Kept:
 def cut_anew(
     kept: Kept,
     former: Sequence[tuple[int, int] | None],
-    like: Mapping[str, Array],
     ranks: Communicator,
-) -> Arrays:
+) -> Arrays | None:
     """Give each rank its part of the whole again. Collective over the ranks that there are now.
 
     The parts of all ranks, in their order, are the whole; it is cut along axis 0 as a
@@ -73,19 +72,23 @@ def cut_anew(
         kept: at the commit; nothing on ranks that have joined since.
         former: the number that each of the ranks had then, and how many there were; None of ranks
             that have joined since.
-        like: arrays as the parts are, but for their rows.
         ranks: all of them.
 
     Returns:
-        The new parts of this rank.
+        The new parts of this rank; None on every rank if there are none.
 
     Raises:
         Error: on every rank: the parts of some rank are lost with those that kept their copies.
     """
-    lengths = {
-        number: {name: len(part) for name, part in parts.items()} for number, parts in kept.items()
-    }
-    tables = ranks.allgather_object(lengths, name="ringdl.elastic.parts")
+    tables = ranks.allgather_object(
+        {
+            number: {name: (len(part), part[:0]) for name, part in parts.items()}
+            for number, parts in kept.items()
+        },
+        name="ringdl.elastic.parts",
+    )
+    if not any(tables):
+        return None
     numbers = [None if each is None else each[0] for each in former]
     (size,) = {each[1] for each in former if each is not None}
     holder: dict[int, int] = {}
@@ -99,23 +102,22 @@ def cut_anew(
             )
         holder[number] = numbers.index(number) if number in numbers else holding[0]
     mine = [number for number in range(size) if holder[number] == ranks.rank]
+    described = [tables[holder[number]][number] for number in range(size)]
     return {
         name: _exchange(
             name,
-            [kept[number][name] for number in mine],
-            np.asarray(like[name])[:0],
-            [tables[holder[number]][number][name] for number in range(size)],
+            [none, *(kept[number][name] for number in mine)],
+            [each[name][0] for each in described],
             [holder[number] for number in range(size)],
             ranks,
         )
-        for name in sorted(like)
+        for name, (_, none) in described[0].items()
     }
 
 
 def _exchange(
     name: str,
     parts: Sequence[Array],
-    none: Array,
     lengths: Sequence[int],
     holders: Sequence[int],
     ranks: Communicator,
@@ -124,8 +126,7 @@ def _exchange(
 
     Args:
         name: of the array.
-        parts: those that this rank holds, in their order.
-        none: no row of it.
+        parts: no rows, and those that this rank holds, in their order.
         lengths: of all parts.
         holders: of all parts.
         ranks: all of them.
@@ -139,13 +140,14 @@ def _exchange(
         return range(first, max(first, min(begins[part] + lengths[part], begin + count)))
 
     held = [part for part, holder in enumerate(holders) if holder == ranks.rank]
-    sent, splits = [], []
+    none, *parts = parts
+    sent, splits = [none], []
     for rank in range(ranks.size):
         takes = [common(part, rank) for part in held]
         splits.append(sum(map(len, takes)))
         for part, own, take in zip(held, parts, takes, strict=True):
             sent.append(own[take.start - begins[part] : take.stop - begins[part]])
-    got, _ = ranks.alltoall(np.concatenate([none, *sent]), splits, f"ringdl.elastic.cut.{name}")
+    got, _ = ranks.alltoall(np.concatenate(sent), splits, f"ringdl.elastic.cut.{name}")
     first_row, count = split(sum(lengths), ranks.size, ranks.rank)
     result = np.empty((count, *got.shape[1:]), got.dtype)
     at = 0

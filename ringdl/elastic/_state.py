@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +89,7 @@ class State:
     _number: int
     _first_number: int
     _has_begun: bool
-    _has_joined: bool
+    _since: int
     _trains: bool
     _checkpoints: Checkpoints | None
 
@@ -118,7 +118,7 @@ class State:
         self._number = 0  # of commits
         self._first_number = 0  # what `train` has begun with
         self._has_begun = False  # some `run` has taken what a checkpoint has
-        self._has_joined = not _newcomers.has_joined()  # and has taken no commit yet
+        self._since = 0  # in which epoch this rank has joined; 0: it was there at the start
         self._trains = False  # `run` has called `train`, which has not returned
         self._checkpoints = (
             None if checkpoint is None else Checkpoints(checkpoint, checkpoint_every)
@@ -262,6 +262,10 @@ class State:
         finally:
             self._trains = False
 
+    def _join(self) -> None:
+        """This rank takes part from now on: `_go_back` gives it values, and no file does."""
+        self._since, self._has_begun = get_communicator().epoch, True
+
     def _finish(self) -> None:
         """Wait until the checkpoint that was begun is written, if one was."""
         if self._checkpoints is not None:
@@ -270,7 +274,8 @@ class State:
     def _go_back(self) -> bool:
         """After ranks have failed, or joined: take the last commit that all have. Collective.
 
-        Those that have joined take it from the others.
+        A commit can be taken if all that were there when it was made have it, but those that have
+        failed. Those that have joined since take it from them.
 
         Returns:
             Whether `train` has made one since it was called.
@@ -279,42 +284,42 @@ class State:
             Error: on every rank: what it takes is lost with those that have failed.
         """
         ranks = get_communicator()
-        mine = None if self._has_joined else [commit.key for commit in self._commits]
+        mine = self._since, [commit.key for commit in self._commits]
         offered = ranks.allgather_object(mine, name="ringdl.elastic.commits")
-        held = {rank: keys for rank, keys in enumerate(offered) if keys is not None}
-        if not held:
+        were_there = [keys for since, keys in offered if since == 0]
+        known = {key for _, keys in offered for key in keys}
+        whole = [
+            key for key in known if all(key in keys for since, keys in offered if since <= key[0])
+        ]
+        goes_on = all(were_there)
+        if not known and not were_there:
             raise Error(
                 "all ranks that had the last commit have failed, before those that have joined got "
                 "it; start again from a checkpoint"
             )
-        if len(held) < ranks.size:
-            self._check_names(ranks)
-        common = set.intersection(*map(set, held.values()))
-        goes_on = all(held.values())
         if not goes_on:  # the first one has not ended everywhere, so nothing is trained
             self._begin_again(ranks)
-        elif not common:  # some rank was two ahead
-            root = min((max(each), rank) for rank, each in held.items())[1]
+        elif not whole:  # some rank was two ahead
+            root = min((max(keys), rank) for rank, (_, keys) in enumerate(offered) if keys)[1]
             if ranks.rank == root:
                 self.restore()
             self.sync(root)
         else:
-            goes_on = self._take_common(max(common), min(held), len(held) < ranks.size, ranks)
-        self._has_joined = False
+            holders = [rank for rank, (_, keys) in enumerate(offered) if max(whole) in keys]
+            goes_on = self._take_whole(max(whole), holders, ranks)
         self._first_number = self._number
         for callback in self._callbacks:
             callback()
         return goes_on
 
-    def _take_common(
-        self, key: tuple[int, int], root: int, some_join: bool, ranks: Communicator
+    def _take_whole(
+        self, key: tuple[int, int], holders: Sequence[int], ranks: Communicator
     ) -> bool:
-        """Take a commit that all have but those that have joined. Collective.
+        """Take a commit. Collective.
 
         Args:
             key: of the commit.
-            root: a rank that has it.
-            some_join: whether any has joined.
+            holders: the ranks that have it.
             ranks: all of them.
 
         Returns:
@@ -322,19 +327,19 @@ class State:
         """
         self._commits = [each for each in self._commits if each.key == key]
         commit = self._commits[0] if self._commits else None
+        kept, place = {}, None
         if commit is not None:
             self._take(commit.values, commit.objects)
             self._number = commit.number
-        kept = {} if commit is None or commit.kept is None else commit.kept
-        like = self.own if commit is None else kept.get(commit.rank, {})
-        if like:
-            place = None if commit is None else (commit.rank, commit.size)
-            former = ranks.allgather_object(place, name="ringdl.elastic.former")
-            self.own = _shards.cut_anew(kept, former, like, ranks)
+            kept, place = commit.kept or {}, (commit.rank, commit.size)
+        former = ranks.allgather_object(place, name="ringdl.elastic.former")
+        own = _shards.cut_anew(kept, former, ranks)
+        if own is not None:
+            self.own = own
         goes_on = self._number > self._first_number
-        if some_join or self._differs():
-            self.sync(root)
-        elif like:
+        if len(holders) < ranks.size or self._differs():
+            self.sync(holders[0])
+        elif own is not None:
             self._keep()
         return goes_on
 

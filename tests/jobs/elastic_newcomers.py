@@ -8,16 +8,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import ringdl
-from ringdl import _newcomers, elastic
+from ringdl import _newcomer, _newcomers, elastic
+from ringdl.elastic import _shards
 
-IS_NEW = not _newcomers.has_joined()
+IS_NEW = not _newcomer.has_joined()
 
 ROWS = 11
+FOLDER = Path(os.environ["ELASTIC_FOLDER"])
 
 
 def die() -> None:
@@ -52,8 +55,7 @@ def run(size: int) -> elastic.State:
     elastic.run(train, state, lambda: ringdl.size() == size)
     assert state.w.tolist() == [20.0] * 3
     rows = np.sort(ringdl.allgather(state.own["rows"]))
-    np.testing.assert_array_equal(rows, np.sort(rows))
-    assert sorted(set(rows)) == list(range(ROWS)), rows
+    assert rows.tolist() == list(range(ROWS))
     return state
 
 
@@ -65,14 +67,12 @@ def fails_at_its_start() -> None:
     """So does the second one: then those that are left end without."""
     if IS_NEW:
         raise ZeroDivisionError("at its start")
-    left = _newcomers._replacing
     state = make_state()
 
     def nobody_is_left() -> bool:
-        left = _newcomers._replacing
+        left = _newcomers.replacing
         return left is not None and left.left == 0 and _newcomers._meeting is None
 
-    assert left is None
     elastic.run(train, state, nobody_is_left)
 
 
@@ -104,9 +104,10 @@ def all_others_die() -> None:
 
 def patched(name: str, dies: Callable[[], bool], after: bool) -> Callable[[], None]:
     """A case in which a rank dies once, before or after a call of a function of `_newcomers`."""
+    place = _newcomer if name == "join" else _newcomers
 
     def case() -> None:
-        original = getattr(_newcomers, name)
+        original = getattr(place, name)
 
         def function(*arguments: Any, **named: Any) -> Any:
             if not after and dies():
@@ -116,7 +117,7 @@ def patched(name: str, dies: Callable[[], bool], after: bool) -> Callable[[], No
                 die()
             return result
 
-        setattr(_newcomers, name, function)
+        setattr(place, name, function)
         state = make_state()
         elastic.run(train, state, lambda: ringdl.size() == 3)
         assert state.w.tolist() == [20.0] * 3
@@ -134,12 +135,80 @@ def is_first_newcomer() -> bool:
     if not IS_NEW:
         return False
     try:
-        os.close(
-            os.open(os.path.join(os.environ["ELASTIC_FOLDER"], "died"), os.O_CREAT | os.O_EXCL)
-        )
+        (FOLDER / "died").touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
+
+
+def in_the_second_run() -> None:
+    """Newcomers begin with the first one, so nobody joins here."""
+    first = make_state()
+    elastic.run(train, first, lambda: True)
+    assert ringdl.size() == 2
+    second = elastic.State(step=0)
+
+    def goes_on(state: elastic.State) -> None:
+        while state.step < 20:
+            if state.step == 5 and ringdl.rank() == 1:
+                die()
+            ringdl.barrier()
+            state.step += 1
+            time.sleep(0.05)
+            state.commit()
+
+    elastic.run(goes_on, second)
+    assert ringdl.size() == 1
+
+
+def before_the_first_run() -> None:
+    if ringdl.rank() == 2 and not IS_NEW:
+        die()
+    elastic.run(train, elastic.State(step=0, w=np.zeros(3), until=0), lambda: ringdl.size() == 3)
+
+
+def twice_with_files() -> None:
+    """The second run of a state takes nothing from a file, on newcomers, too."""
+    state = elastic.State(step=0, w=np.zeros(3), until=0, checkpoint=FOLDER / "checkpoints")
+    elastic.run(train, state, lambda: ringdl.size() == 3)
+    state.step = 10
+    elastic.run(train, state, lambda: True)
+    assert state.w.tolist() == [30.0] * 3
+
+
+def parts_have_changed() -> None:
+    """In training, where newcomers have not been yet."""
+    rows = np.zeros(3 + ringdl.rank(), np.float32)
+    state = elastic.State(step=0, w=np.zeros(3), until=0, own={"rows": rows})
+
+    def goes_on(state: elastic.State) -> None:
+        if state.own["rows"].ndim == 1:
+            state.own["rows"] = np.arange(6.0).reshape(-1, 2) + 6 * ringdl.rank()
+        train(state, lambda: ringdl.size() == 3)
+
+    elastic.run(goes_on, state)
+    assert state.own["rows"].dtype == np.float64
+    assert ringdl.allgather(state.own["rows"]).tolist() == np.arange(18.0).reshape(-1, 2).tolist()
+
+
+def one_has_not_committed() -> None:
+    """What newcomers have joined by: the one before is taken, which all others have."""
+    keep = _shards.keep
+
+    def fails(*arguments: Any) -> Any:
+        kept = keep(*arguments)
+        if not IS_NEW and ringdl.size() == 3 and ringdl.rank() < 2 and state.step == 10:
+            _shards.keep = keep
+            if ringdl.rank() == 1:
+                die()
+            raise ringdl.RankFailedError("injected")
+        return kept
+
+    state = make_state()
+    _shards.keep = fails
+    elastic.run(train, state, lambda: ringdl.size() == 3)
+    rows = ringdl.allgather(state.own["rows"])
+    assert sorted(rows.tolist()) == list(range(ROWS))
 
 
 def newcomer_raises_at_the_end() -> None:
@@ -166,26 +235,29 @@ CASES: dict[str, Callable[[], None]] = {
         does_not_run,
         comes_late,
         all_others_die,
+        in_the_second_run,
+        before_the_first_run,
+        twice_with_files,
+        parts_have_changed,
+        one_has_not_committed,
         newcomer_raises_at_the_end,
         other_raises_at_the_end,
     )
 } | {
-    "first_dies_before_they_meet": patched("_meet", is_left(0), after=False),
-    "second_dies_before_they_meet": patched("_meet", is_left(1), after=False),
-    "second_dies_once_they_have_met": patched("_meet", is_left(1), after=True),
+    "first_dies_before_they_meet": patched("exchange", is_left(0), after=False),
+    "second_dies_before_they_meet": patched("exchange", is_left(1), after=False),
+    "second_dies_once_they_have_met": patched("meet", is_left(1), after=True),
     "second_dies_before_starting": patched("_start", is_left(1), after=False),
     "first_dies_after_starting": patched("_start", is_left(0), after=True),
     "first_dies_before_admitting": patched("admit", is_left(0), after=False),
     "first_dies_after_admitting": patched("admit", is_left(0), after=True),
-    "newcomer_dies_before_they_meet": patched("_meet", is_first_newcomer, after=False),
-    "newcomer_dies_once_they_have_met": patched("_meet", is_first_newcomer, after=True),
     "newcomer_dies_before_it_is_ready": patched("join", is_first_newcomer, after=False),
-    "newcomer_dies_before_it_follows": patched("_follow", is_first_newcomer, after=False),
     "newcomer_dies_at_once": patched("join", is_first_newcomer, after=True),
 }
 
 if __name__ == "__main__":
     ringdl.init()
+    os.chdir("/")  # newcomers begin where this process did
     CASES[sys.argv[1]]()
     sys.stdout.write(f"ended on {ringdl.size()}\n")
     sys.stdout.flush()

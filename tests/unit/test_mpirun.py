@@ -309,6 +309,8 @@ def test_only_elastic_jobs_replace_ranks(
     words = ["run", "-n", "2", "--dry-run", "--replacements", "3"]
     assert cli.main([*words, str(script)]) == 2
     assert "--replacements is for jobs that go on: add --elastic" in capsys.readouterr().err
+    assert cli.main(["run", "-n2", "--elastic", "--replacements=-1", str(script)]) == 2
+    capsys.readouterr()
     assert cli.main([*words, "--elastic", str(script)]) == 0
     assert " -x RINGDL_REPLACEMENTS=3 " in capsys.readouterr().err
 
