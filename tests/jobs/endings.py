@@ -11,13 +11,14 @@ import ctypes
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import numpy as np
 
 import ringdl
-from ringdl import _launch, _mpi
+from ringdl import _launch, _mpi, _rendezvous
 
 
 def hook_like_torch() -> None:
@@ -50,12 +51,15 @@ def end(how: str) -> None:
         os._exit(7)  # by which a shell may know it
     if how == "segfault":
         ctypes.string_at(0)
+    by_hand = "MASTER_PORT" in os.environ  # nobody ends this rank: it does, later
     if how == "stop":
+        if by_hand:
+            subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "stall" and "MASTER_PORT" in os.environ:  # nobody ends this rank: it does, later
-        time.sleep(4)
+    if how in ("stall", "stop") and by_hand:
+        time.sleep(0 if how == "stop" else 4)
         raise TimeoutError("nobody waits for this rank any more")
     if how in ("stall", "wait"):
         time.sleep(60)
@@ -65,10 +69,11 @@ def end(how: str) -> None:
 
 
 def main(how: str, when: str) -> None:
-    launcher = _launch.detect(os.environ)
-    if how == "version" and launcher is not None and launcher.rank == 1:
+    started = _launch.detect_store_job(os.environ) or _launch.detect(os.environ)
+    if how == "version" and started is not None and started.rank == 1:
         print(f"ends at {time.monotonic()}", flush=True)
         _mpi.__version__ = "0.0.1"
+        _rendezvous.Member.__init__.__defaults__ = ("0.0.1",)
     ringdl.init()
     x = np.full(1000, ringdl.rank(), np.float32)
     ringdl.allreduce(x)
