@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from types import FrameType
 
 from ringdl import _report
@@ -22,8 +21,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 _LOOK_SECONDS = 0.2
-_ABORT_SECONDS = 2.0
-"""Within so long MPI_Abort has ended those that it ends."""
+_TERM_SECONDS = 10.0
 
 
 def execute(library: Library, command: list[str], restarts: int = 0, elastic: bool = False) -> int:
@@ -98,18 +96,15 @@ def _run_below(command: list[str], listener: _report.Listener | None, received: 
 
 
 def _wait(child: subprocess.Popen[bytes], listener: _report.Listener) -> int:
-    """The exit code of mpirun, which is told to end if it does not once a rank has failed for all.
-
-    Open MPI's ends the ranks that were started together with that one, at the most.
-    """
-    deadline: float | None = None
-    while True:
+    """The exit code of mpirun, which is told to end once a rank has failed for all."""
+    while not listener.has_failed():
         try:
             return child.wait(_LOOK_SECONDS)
         except subprocess.TimeoutExpired:
-            if not listener.has_failed():
-                continue
-            deadline = deadline or time.monotonic() + _ABORT_SECONDS
-            if time.monotonic() > deadline:
-                child.terminate()
-                return child.wait()
+            continue
+    child.terminate()
+    try:
+        return child.wait(_TERM_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()

@@ -30,6 +30,9 @@ _FORWARD_SECONDS = 0.2
 _ABORT_SECONDS = 0.5
 _MOST_BEFORE = 20
 
+# Within so long `ringdl run` has had mpirun end this process.
+_TOLD_SECONDS = 15.0
+
 # A rank that raises tells why if it cannot end within so long.
 _TELL_SECONDS = 5.0
 
@@ -44,6 +47,10 @@ _finalizes = False
 may_shrink = False
 """Whether ranks may have gone on without others: then MPI_Finalize may not return. Open MPI's
 launcher tells them of a rank that a signal ends, or that returns 0, and of no other."""
+
+may_grow = False
+"""Whether ranks may have been started in place of others. They are another job to Open MPI, whose
+MPI_Abort leaves some behind: `ringdl run` is told to end its mpirun instead."""
 
 _told: BaseException | None = None
 """An error whose traceback was printed before its rank could end."""
@@ -366,16 +373,19 @@ def abort_on_uncaught_error(mpi: Any, find_rank: Callable[[], int]) -> None:
         _timeline.leave_if_recording()
         _flights.note_end(error)
         if not mpi.Is_finalized():
+            from ringdl import _ulfm
+
             print(
                 f"ringdl: rank {find_rank()} ends by {kind.__name__} and takes the job with it",
                 file=sys.stderr,
             )
             sys.stdout.flush()
             sys.stderr.flush()
-            if may_shrink:  # ranks that were started later are another job to Open MPI
-                _report.tell(_report.FAILED)
+            is_elastic = may_shrink or _ulfm.is_there()
+            if may_grow and _report.tell(_report.FAILED):
+                time.sleep(_TOLD_SECONDS)
             # Open MPI's launcher may hang if ranks that it lets go on abort at once.
-            before = min(mpi.COMM_WORLD.Get_rank(), _MOST_BEFORE) if may_shrink else 0
+            before = min(mpi.COMM_WORLD.Get_rank(), _MOST_BEFORE) if is_elastic else 0
             time.sleep(_FORWARD_SECONDS + before * _ABORT_SECONDS)
             mpi.COMM_WORLD.Abort(1)
 

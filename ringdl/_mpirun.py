@@ -209,8 +209,6 @@ def compose(
     if elastic:
         refuse_inelastic(library)
         command += ["--with-ft", "ulfm"]
-        # Else a rank that was started in place of another ends the job by its own end.
-        command += ["--prtemca", "state_base_recoverable", "1"]
     if library.vendor == OPEN_MPI and is_root:
         command += ["--allow-run-as-root"]
     command += ["-n", str(ranks)]

@@ -61,7 +61,7 @@ def _greet() -> Script:
     global _has_joined, _meeting
     from ringdl import _mpi
 
-    _has_joined, _mpi.may_shrink = False, True
+    _has_joined, _mpi.may_shrink, _mpi.may_grow = False, True, True
     launcher = detect(os.environ)
     with _mpi.waiting(_WHO, read_settings(os.environ), "it has met the ranks that are left"):
         mpi = _mpi.load_mpi(launcher)

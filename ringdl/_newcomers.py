@@ -170,6 +170,9 @@ def prepare() -> None:
     if count == 0 or replacing is not None or _is_over or not _recovery.can_go_on():
         return
     assert shared.place is not None
+    from ringdl import _mpi
+
+    _mpi.may_grow = True
     replacing = Replacing(Counter(shared.place.names), count, own_script(sys.orig_argv))
 
 

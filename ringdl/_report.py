@@ -92,8 +92,12 @@ class Listener:
                 caller.sendall(_HEARD)
 
 
-def tell(word: bytes) -> None:
-    """Report to who has started this rank, if it wants to know and can be reached."""
+def tell(word: bytes) -> bool:
+    """Report to who has started this rank, if it wants to know and can be reached.
+
+    Returns:
+        Whether it has heard.
+    """
     secret, port, *addresses = os.environ.get(RUN_REPORT, ",0").split(",")
     for address in addresses:
         try:
@@ -101,6 +105,7 @@ def tell(word: bytes) -> None:
                 called.sendall(secret.encode() + b" " + word)
                 called.shutdown(socket.SHUT_WR)
                 if called.recv(len(_HEARD)) == _HEARD:
-                    return
+                    return True
         except OSError:
             continue
+    return False

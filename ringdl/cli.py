@@ -168,6 +168,8 @@ def _run(arguments: list[str]) -> int:
         if not chosen.elastic:
             raise _mpirun.LaunchError("--replacements is for jobs that go on: add --elastic")
         options = ["-x", f"RINGDL_REPLACEMENTS={chosen.replacements}", *options]
+        # Else a rank that was started in place of another ends the job by its own end.
+        options = ["--prtemca", "state_base_recoverable", "1", *options]
     command = _mpirun.compose(
         library,
         mpirun,

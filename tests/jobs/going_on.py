@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ringdl
-from ringdl import _newcomers
+from ringdl import _newcomer
 
 
 def number() -> int | str:
     """This rank's, as it was at the start; "new" in the place of one that has failed."""
-    return ringdl.rank() if _newcomers.has_joined() else "new"
+    return ringdl.rank() if _newcomer.has_joined() else "new"
 
 
 def wait(at: int, commit: Callable[[], object]) -> None:
