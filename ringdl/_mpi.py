@@ -352,12 +352,13 @@ def _remainder(values: Any, size: Any) -> Any:
     return np.fmod(values, size)  # with the sign of the value: truncates towards zero
 
 
-def abort_on_uncaught_error(mpi: Any, find_rank: Callable[[], int]) -> None:
+def abort_on_uncaught_error(mpi: Any, find_rank: Callable[[], int], is_elastic: bool) -> None:
     """End the whole job when this rank ends by an exception: the others would wait in vain.
 
     Args:
         mpi: ``mpi4py.MPI``.
         find_rank: called then: which rank this is.
+        is_elastic: whether the launcher lets others go on when one fails.
     """
     previous = sys.excepthook
     process = os.getpid()
@@ -373,15 +374,12 @@ def abort_on_uncaught_error(mpi: Any, find_rank: Callable[[], int]) -> None:
         _timeline.leave_if_recording()
         _flights.note_end(error)
         if not mpi.Is_finalized():
-            from ringdl import _ulfm
-
             print(
                 f"ringdl: rank {find_rank()} ends by {kind.__name__} and takes the job with it",
                 file=sys.stderr,
             )
             sys.stdout.flush()
             sys.stderr.flush()
-            is_elastic = may_shrink or _ulfm.is_there()
             if may_grow and _report.tell(_report.FAILED):
                 time.sleep(_TOLD_SECONDS)
             # Open MPI's launcher may hang if ranks that it lets go on abort at once.

@@ -156,7 +156,7 @@ def _init_over_mpi(
     communicator = set_up(shared, hosts, settings, tuning)
     has_parent = mpi.Comm.Get_parent() != mpi.COMM_NULL  # MPI_Comm_spawn has started this rank
     if (communicator.size > 1 or has_parent) and not _hooked:
-        _mpi.abort_on_uncaught_error(mpi, lambda: _own_rank(mpi))
+        _mpi.abort_on_uncaught_error(mpi, lambda: _own_rank(mpi), connections is not None)
     _register_hooks(hosts)
     return communicator
 
