@@ -31,6 +31,7 @@ from typing import Any
 
 import links
 import numpy as np
+import train_step
 
 KINDS = ("ringdl", "leaves", "flat")
 Tree = Any
@@ -227,16 +228,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--python", default=sys.executable, help="that has mpi4jax and an MPI")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument(
-        "--steps", type=int, default=15, help="of each job, after three for warming"
-    )
-    parser.add_argument("--batch", type=int, default=32, help="rows per rank")
-    parser.add_argument("--inputs", type=int, default=1024)
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="write all times to this file")
+    train_step.add_step_options(parser)
     chosen = parser.parse_args(arguments)
     if chosen.kind:
         run_rank(chosen)

@@ -11,9 +11,7 @@ scripts choose how often they commit.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -65,25 +63,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    train_step.add_job_options(parser, rounds=10)
+    train_step.add_job_options(parser)
     chosen = parser.parse_args(arguments, argparse.Namespace(hosts=None))
+    if chosen.rounds < 2:
+        parser.error("--rounds: two or more, as their quartiles are told")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    rounds = []
     try:
-        for turn in range(chosen.rounds):
-            first = turn % len(KINDS)
-            kinds = KINDS[first:] + KINDS[:first]
-            rounds.append({kind: train_step.measure(chosen, kind) for kind in kinds})
-            for job in rounds[-1].values():
-                del job["learnt"]
+        rounds = list(train_step.take_turns(chosen, KINDS))
     except hosts.HostsError as error:
         print(f"protection: {error}", file=sys.stderr)
         return 2
     answer = report(chosen, rounds)
-    print("\n".join(lines(answer)))
-    if chosen.json:
-        command = {"command": shlex.join(["python", "bench/protection.py", *arguments])}
-        chosen.json.write_text(json.dumps(command | answer, indent=1) + "\n")
+    train_step.tell(chosen, ["bench/protection.py", *arguments], answer, lines(answer))
     return 0
 
 

@@ -30,7 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,34 @@ def are_same(ours: Parameters, theirs: Parameters) -> bool:
     return np.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+def take_turns(chosen: argparse.Namespace, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Rounds of jobs, one of each kind, each time another one first.
+
+    Raises:
+        HostsError: one failed.
+    """
+    for turn in range(chosen.rounds):
+        first = turn % len(kinds)
+        yield {kind: measure(chosen, kind) for kind in (*kinds[first:], *kinds[:first])}
+
+
+def tell(
+    chosen: argparse.Namespace, words: Sequence[str], answer: dict[str, Any], said: Sequence[str]
+) -> None:
+    """Print what was measured, and write it to a file if that is wanted.
+
+    Args:
+        chosen: `json` is the file.
+        words: the command after "python".
+        answer: all that was measured.
+        said: the lines to print.
+    """
+    print("\n".join(said))
+    if chosen.json:
+        whole = {"command": shlex.join(["python", *words])} | answer
+        chosen.json.write_text(json.dumps(whole, indent=1) + "\n")
+
+
 def check_learnt(jobs: dict[str, dict[str, Any]]) -> None:
     """Check that ringdl and both DDP end with the same parameters, and a rank alone with others.
 
@@ -133,12 +161,17 @@ def report(chosen: argparse.Namespace, rounds: Sequence[dict[str, Any]]) -> dict
     }
 
 
-def add_job_options(parser: argparse.ArgumentParser, rounds: int) -> None:
+def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Those of `measure`."""
     parser.add_argument("--ranks", type=int, default=2, help="on this host")
     parser.add_argument("--mpi", default="openmpi", help="as hosts.py takes it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of all ranks")
-    parser.add_argument("--rounds", type=int, default=rounds)
+    add_step_options(parser)
+
+
+def add_step_options(parser: argparse.ArgumentParser) -> None:
+    """How many steps of which model, and where to write what they take."""
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
         "--steps", type=int, default=15, help="of each job, after three for warming"
     )
@@ -167,7 +200,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_job_options(parser, rounds=10)
+    add_job_options(parser)
     parser.add_argument("--hosts", type=int, help="simulated ones, one rank on each, instead")
     parser.add_argument("--rate", default="200mbit", help="of their links")
     parser.add_argument("--balance", type=float, help="choose the batch (see above)")
@@ -181,11 +214,9 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if chosen.balance:
                 chosen.batch = balanced_batch(chosen)
-            for turn in range(chosen.rounds):
-                first = turn % len(KINDS)
-                kinds = KINDS[first:] + KINDS[:first]
-                rounds.append({kind: measure(chosen, kind) for kind in kinds})
-                check_learnt(rounds[-1])
+            for jobs in take_turns(chosen, KINDS):
+                check_learnt(jobs)
+                rounds.append(jobs)
         finally:
             if chosen.hosts:
                 hosts.down()
@@ -193,10 +224,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"train_step: {error}", file=sys.stderr)
         return 2
     answer = report(chosen, rounds)
-    print("\n".join(lines(answer)))
-    if chosen.json:
-        command = {"command": shlex.join(["python", "bench/train_step.py", *arguments])}
-        chosen.json.write_text(json.dumps(command | answer, indent=1) + "\n")
+    tell(chosen, ["bench/train_step.py", *arguments], answer, lines(answer))
     return 0
 
 

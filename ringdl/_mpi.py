@@ -36,8 +36,6 @@ _TOLD_SECONDS = 15.0
 # A rank that raises tells why if it cannot end within so long.
 _TELL_SECONDS = 5.0
 
-_HOST = "PMIX_HOSTNAME"
-
 # MPI counts elements in 32 bits before its version 4.
 _MPI_COUNT = 1 << 30
 
@@ -65,14 +63,12 @@ class Hosts:
         local_rank: number among the ranks of this host.
         local_size: ranks on this host.
         cores: cores that the ranks of this host may use, together.
-        names: of each rank's host, by rank, as Open MPI's launcher calls it; of MPI's ranks alone.
     """
 
     numbers: list[int]
     local_rank: int
     local_size: int
     cores: int
-    names: Sequence[str] = ()
 
     def of(self, ranks: Sequence[int], rank: int) -> Hosts:
         """The same of some of these ranks alone.
@@ -85,8 +81,7 @@ class Hosts:
         order = list(dict.fromkeys(hosts))
         local = [each for each in ranks if self.numbers[each] == self.numbers[rank]]
         numbers = [order.index(host) for host in hosts]
-        names = [self.names[each] for each in ranks]
-        return Hosts(numbers, local.index(rank), len(local), self.cores, names)
+        return Hosts(numbers, local.index(rank), len(local), self.cores)
 
 
 @contextmanager
@@ -235,8 +230,8 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
         raise UsageError("ringdl needs an intracommunicator; this one connects two groups")
     local = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
     lowest = local.bcast(comm.Get_rank(), root=0)
-    found = comm.allgather((lowest, __version__, os.environ.get(_HOST, "")))
-    lowest_ranks = [rank for rank, _, _ in found]
+    found = comm.allgather((lowest, __version__))
+    lowest_ranks = [rank for rank, _ in found]
     leaders = sorted(set(lowest_ranks))
     cpus = local.allgather((os.sched_getaffinity(0), read_cores().quota))
     hosts = Hosts(
@@ -244,10 +239,9 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
         local_rank=local.Get_rank(),
         local_size=local.Get_size(),
         cores=count_cores(cpus),
-        names=[name for _, _, name in found],
     )
     local.Free()
-    check_versions([version for _, version, _ in found])
+    check_versions([version for _, version in found])
     return hosts
 
 

@@ -76,6 +76,8 @@ def _greet() -> Script:
         except (mpi.Exception, Error, UsageError) as error:
             _leave(str(error))
     os.environ.update(inherited)
+    for name in _newcomers.OF_ONE_JOB:
+        os.environ.pop(name, None)
     _late.enter_context(
         _mpi.waiting(
             _WHO,

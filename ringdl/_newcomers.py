@@ -19,9 +19,9 @@ is left out as ever, by MPI_Comm_shrink, and disturbs nobody. Open MPI alone, as
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,11 +41,16 @@ SCRIPT, HELLO, READY, ANSWER = range(4)
 END = "end"
 """The answer to newcomers that come too late."""
 
+_log = logging.getLogger("ringdl")
+
 _NEWCOMER = ("-c", "from ringdl import _newcomer; _newcomer.main()")
 
+_HOST = "PMIX_HOSTNAME"
+"""What Open MPI's launcher calls this host."""
+
 _OF_LAUNCHERS = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "SLURM_")
-_OF_ONE_RUN = ("RINGDL_TIMELINE", "RINGDL_FLIGHT_RECORDER")
-"""What newcomers do not inherit: records are of the job that they join."""
+OF_ONE_JOB = ("RINGDL_TIMELINE", "RINGDL_FLIGHT_RECORDER")
+"""What newcomers have to be without: records are of the job that they join."""
 _BEFORE_PYTHON = ("PYTHON", "LD_")
 """How variables begin that have to be there when a process starts."""
 
@@ -83,14 +88,16 @@ class Replacing:
     """What all ranks know alike of whom they replace.
 
     Attributes:
-        hosts: of the ranks that the job has had at its start, each as often as it had ranks.
-        left: how many ranks may still be started.
-        script: what they run.
+        size: how many ranks the job has had at its start.
+        left: how many may still be started.
+        script: what they run,
+        environment: and with what.
     """
 
-    hosts: Counter[str]
+    size: int
     left: int
     script: Script
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,10 @@ _is_over = False
 
 
 def prepare() -> None:
-    """Note which ranks there are to be, in the first `run`, if failed ones are to be replaced.
+    """Note how many ranks there are to be, in the first `run`, if failed ones are to be replaced.
+
+    On one host alone: over several, Open MPI's launcher (5.0.11) crashes or hangs now and then when
+    it starts ranks after some have failed, and with it the job that could have gone on.
 
     Raises:
         UsageError: on every rank: the script cannot be started again.
@@ -169,11 +179,15 @@ def prepare() -> None:
     count = shared.settings.replacements
     if count == 0 or replacing is not None or _is_over or not _recovery.can_go_on():
         return
-    assert shared.place is not None
     from ringdl import _mpi
 
+    ranks = _startup.get_communicator()
+    if ranks.host_count > 1:
+        if ranks.rank == 0:
+            _log.warning("ranks that fail are not replaced, as the job is on several hosts")
+        return
     _mpi.may_grow = True
-    replacing = Replacing(Counter(shared.place.names), count, own_script(sys.orig_argv))
+    replacing = Replacing(ranks.size, count, own_script(sys.orig_argv), _inherited())
 
 
 def own_script(command: Sequence[str]) -> Script:
@@ -224,7 +238,7 @@ def at_commit() -> None:
         return
     ranks = _startup.get_communicator()
     if _meeting is None:
-        if replacing.left > 0 and ranks.size < replacing.hosts.total():
+        if replacing.left > 0 and ranks.size < replacing.size:
             _meeting = _start(ranks, replacing)
         return
     answer = _look(_meeting) if ranks.rank == 0 else None
@@ -247,7 +261,7 @@ def _look(meeting: Meeting) -> str:
 
 
 def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
-    """Start as many as are missing, on the hosts that they are missing from. Collective.
+    """Start as many as are missing. Collective.
 
     All make the same agreements, whoever fails meanwhile.
 
@@ -261,14 +275,12 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
 
     if not _recovery.agree(_recovery.STARTS):
         raise HaveAgreed
-    shared = ranks._shared
-    assert shared.place is not None
-    hosts = sorted((its.hosts - Counter(shared.place.names)).elements())[: its.left]
-    its.left -= len(hosts)
+    count = min(its.size - ranks.size, its.left)
+    its.left -= count
     link = meeting = None
     with _recovery.waiting("MPI has started ranks in place of those that have failed"):
         try:
-            link = _spawn(shared.mpi, hosts, its.script)
+            link = _spawn(ranks._shared.mpi, count, its)
         except MPI.Exception as error:
             if ranks.rank == 0:
                 print(f"ringdl: ranks were not replaced: {error}", file=sys.stderr, flush=True)
@@ -291,7 +303,7 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
     return None
 
 
-def _spawn(comm: Any, hosts: Sequence[str], script: Script) -> Any:
+def _spawn(comm: Any, count: int, its: Replacing) -> Any:
     """The intercommunicator with them. Collective.
 
     Raises:
@@ -300,16 +312,20 @@ def _spawn(comm: Any, hosts: Sequence[str], script: Script) -> Any:
     from mpi4py import MPI
 
     # Where a rank has ended, its place on the host counts as taken.
-    placing = {"host": ",".join(hosts), "map_by": ":OVERSUBSCRIBE", "bind_to": "none"}
-    placing["wdir"] = script.folder
-    inherited = _inherited()
-    early = [f"{name}={inherited[name]}" for name in inherited if name.startswith(_BEFORE_PYTHON)]
+    placing = {"map_by": ":OVERSUBSCRIBE", "bind_to": "none", "wdir": its.script.folder}
+    if _HOST in os.environ:
+        placing["host"] = os.environ[_HOST]
+    early = [f"{name}={its.environment[name]}" for name in its.environment if _is_early(name)]
     command = [*early, sys.executable, *_NEWCOMER]
-    link = comm.Spawn("env", command, len(hosts), MPI.Info.Create(placing), root=0)
+    link = comm.Spawn("env", command, count, MPI.Info.Create(placing), root=0)
     if comm.Get_rank() == 0:
-        for newcomer in range(len(hosts)):
-            link.send((script, inherited), newcomer, SCRIPT)
+        for newcomer in range(count):
+            link.send((its.script, its.environment), newcomer, SCRIPT)
     return link
+
+
+def _is_early(name: str) -> bool:
+    return name.startswith(_BEFORE_PYTHON)
 
 
 def _inherited() -> dict[str, str]:
@@ -319,7 +335,7 @@ def _inherited() -> dict[str, str]:
     return {
         name: value
         for name, _, value in pairs
-        if not name.startswith(_OF_LAUNCHERS) and name not in _OF_ONE_RUN
+        if not name.startswith(_OF_LAUNCHERS) and name not in OF_ONE_JOB
     }
 
 

@@ -187,8 +187,8 @@ class Settings:
         _COUNT,
         0,
         "0",
-        "In an elastic job: how many ranks may be started in place of those that fail, as of "
-        "`ringdl run --elastic --replacements N`.",
+        "In an elastic job on one host: how many ranks may be started in place of those that "
+        "fail, as of `ringdl run --elastic --replacements N`.",
     )
     join: str = _setting(
         "RINGDL_JOIN",
@@ -222,7 +222,7 @@ OTHERS = {
     "PMI_PORT, PMI_ID, PMI_JOBID, I_MPI_*": "Hydra (MPICH, Intel MPI) and others that speak PMI.",
     "PALS_APID, PALS_RANKID, PALS_LOCAL_RANKID, PALS_LOCAL_SIZE": "Cray PALS.",
     "PMIX_RANK, PMIX_NAMESPACE": "Any launcher that speaks PMIx.",
-    "PMIX_HOSTNAME": "Open MPI's launcher: on which host a rank is started in place of another.",
+    "PMIX_HOSTNAME": "Open MPI's launcher: where a rank is started in place of another.",
     "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS, "
     "SLURM_STEP_NUM_NODES": "srun.",
     "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": "Set by torchrun and `accelerate launch`, or by "

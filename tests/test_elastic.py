@@ -237,6 +237,22 @@ def test_each_epoch_has_its_timeline(python: str, tmp_path: Path) -> None:
         assert json.loads((tmp_path / name).read_text())["traceEvents"]
 
 
+def test_new_ranks_leave_the_records_alone(python: str, tmp_path: Path) -> None:
+    """Before they join they are a job of their own, of which nothing is recorded."""
+    ended = run_elastic(
+        python,
+        "elastic_newcomers.py",
+        "joins",
+        folder=tmp_path,
+        ranks=3,
+        replacements=1,
+        RINGDL_TIMELINE=str(tmp_path / "timeline.json"),
+    )
+    assert ended.code == 0, ended.text
+    for name in ("timeline.json", "timeline.epoch2.json", "timeline.epoch3.json"):
+        assert "ones" in (tmp_path / name).read_text(), name
+
+
 def test_compiled_functions_go_on(python: str, tmp_path: Path) -> None:
     for needed in ("jax", "optax"):
         pytest.importorskip(needed)

@@ -267,9 +267,10 @@ def elastic(python: str, *arguments: str, **settings: str) -> subprocess.Popen[s
 @needs_ulfm
 @pytest.mark.parametrize("rank", range(COUNT))
 def test_ranks_go_on_without_that_of_another_host(python: str, rank: int) -> None:
-    with elastic(python, "40", f"{rank}:20:kill") as job:
+    with elastic(python, "40", f"{rank}:20:kill", RINGDL_REPLACEMENTS="1") as job:
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
+    assert "ranks that fail are not replaced, as the job is on several hosts" in output
     moments = re.findall(r"goes on as . of 3 at step 20 after (\S+) s", output)
     assert len(moments) == 3, output
     assert max(map(float, moments)) < running.SOON, output
