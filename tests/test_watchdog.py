@@ -40,7 +40,8 @@ def errors_of(
             if all(re.search(pattern, text) for pattern in expected):
                 break
             time.sleep(0.05)
-        (folder / "told").touch()
+        if job.poll() is None:  # else it may be started again, and is to wait again
+            (folder / "told").touch()
 
     command = [python, "-m", "ringdl", "run", "-n", "3", str(JOBS / script), str(folder), how]
     ended = run_job(command, folder, during=wait, **settings)
