@@ -14,6 +14,25 @@
 /// steps one rank at a time, in an order drawn from a seed.
 namespace ringdl::check {
 
+using Bytes = std::vector<std::byte>;
+using Parts = std::vector<std::unique_ptr<Collective>>;
+
+// That may be in flight on one edge.
+constexpr int64_t kReceives = 4;
+constexpr int64_t kSends = 8;
+
+inline Bytes noise(uint64_t seed, size_t count) {
+  std::mt19937_64 random(seed);
+  Bytes bytes(count);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+inline int64_t segments(int64_t bytes, size_t segment_bytes) {
+  const auto segment = static_cast<int64_t>(segment_bytes);
+  return (bytes + segment - 1) / segment;
+}
+
 /// Checks what Channel's contract asks of a collective: both ends name the same sizes; what was
 /// handed over is not touched, and not handed over twice, before it has ended.
 ///
@@ -54,7 +73,7 @@ class Network {
   int64_t most_receives = 0;
 
   /// Runs one collective; element r is rank r's part. False if it stops before all are done.
-  bool run(const std::vector<std::unique_ptr<Collective>>& parts) {
+  bool run(const Parts& parts) {
     touched_.assign(parts.size(), true);
     std::vector<bool> done(parts.size(), false);
     for (int64_t turn = 0; turn < kMostTurns; ++turn) {
