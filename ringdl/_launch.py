@@ -70,8 +70,10 @@ def detect_store_job(environ: Mapping[str, str]) -> StoreJob | None:
     """Find the job that RANK and WORLD_SIZE describe.
 
     Scripts set these, and shells keep them, under another launcher, so any launcher that `detect`
-    finds wins over them. Not over torchrun's agent, which marks only its own workers: srun or
-    mpirun may have started it, once per host.
+    finds wins over them, but in two cases. torchrun's agent marks only its own workers: srun or
+    mpirun may have started it, once per host. And where srun has offered its tasks nothing by
+    which MPI could connect them (``srun --mpi=none``), and the variables say what srun says, they
+    are what the script means.
 
     Args:
         environ: ``os.environ`` or a copy of one.
@@ -83,8 +85,14 @@ def detect_store_job(environ: Mapping[str, str]) -> StoreJob | None:
     if rank is None or size is None or not rank < size or size == 1:
         return None
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ
-    if not by_torchrun and detect(environ) is not None:
-        return None
+    launcher = detect(environ)
+    if launcher is not None and not by_torchrun:
+        is_srun_alone = launcher.name == "Slurm" and not any(
+            name.startswith(("PMI_", "PMI2_", "PMIX_", "PALS_", "I_MPI_PMI")) for name in environ
+        )
+        has_place = bool(environ.get("MASTER_ADDR")) and bool(environ.get("MASTER_PORT"))
+        if not is_srun_alone or not has_place or (rank, size) != (launcher.rank, launcher.size):
+            return None
     return StoreJob(rank, size, by_torchrun)
 
 

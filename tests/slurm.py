@@ -140,7 +140,7 @@ class Slurm:
 def slurm(folder: Path) -> Iterator[Slurm]:
     """Start a cluster; end it with all that runs on it."""
     cluster = Slurm(folder)
-    ports = _free_ports(1 + len(HOSTS))
+    ports = free_ports(1 + len(HOSTS))
     nodes = [
         f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS}"
         for name, port in zip(HOSTS, ports[1:], strict=True)
@@ -190,7 +190,7 @@ def _daemon(cluster: Slurm, name: str, command: Sequence[str]) -> Iterator[None]
             daemon.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
         for each in sockets:

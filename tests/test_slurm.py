@@ -49,6 +49,19 @@ def test_srun(cluster: Slurm, mpi: str) -> None:
     assert_same_bits(ended.stdout, 2 * hosts)
 
 
+def test_srun_of_what_ddp_takes(cluster: Slurm) -> None:
+    """Scripts for DDP set these; no MPI is needed then."""
+    settings = {"MASTER_ADDR": slurm.HOSTS[0], "MASTER_PORT": str(slurm.free_ports(1)[0])}
+    python = next(iter(PYTHONS.values()))
+    ended = cluster.call(
+        *("srun", "--quiet", *TWO_HOSTS, "--mpi=none", "sh", "-c"),
+        f"RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS exec {python} {JOBS / 'digest.py'}",
+        **settings,
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert_same_bits(ended.stdout, 4)
+
+
 @pytest.mark.parametrize("mpi", PYTHONS)
 def test_run_in_a_batch_job(cluster: Slurm, mpi: str, tmp_path: Path) -> None:
     """mpirun takes the ranks and the hosts from Slurm."""

@@ -255,6 +255,18 @@ STORE_CASES = {
     "mpirun of Open MPI in a shell that keeps them": (SHELL | BY_HAND | OPEN_MPI_5, None),
     "mpirun of MPICH in a shell that keeps them": (SHELL | BY_HAND | HYDRA, None),
     "srun, from a batch script that sets them": (SHELL | BY_HAND | SLURM_STEP, None),
+    "srun without PMI, whose script sets them": (
+        SHELL | BY_HAND | SLURM_STEP | {"RANK": "5", "WORLD_SIZE": "8"},
+        StoreJob(5, 8, False),
+    ),
+    "the same, not where": (SHELL | SLURM_STEP | {"RANK": "5", "WORLD_SIZE": "8"}, None),
+    "srun with PMIx, whose script sets them": (
+        SHELL
+        | BY_HAND
+        | SLURM_STEP
+        | {"RANK": "5", "WORLD_SIZE": "8", "PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.1.0"},
+        None,
+    ),
     "srun, one torchrun per host": (SLURM_DAEMON | TORCHRUN, StoreJob(1, 4, True)),
     "mpirun, one torchrun per host": (OPEN_MPI_5 | TORCHRUN, StoreJob(1, 4, True)),
 }
