@@ -130,15 +130,20 @@ class Tuning:
 
 def default_tuning(host_count: int) -> Tuning:
     """The table that is used where nothing was measured."""
-    costs = {
+    costs = costs_of(_engine.default_costs())
+    return Tuning(costs, default_segment_bytes(host_count), DEFAULTS)
+
+
+def costs_of(levels: CostLines) -> dict[str, dict[str, tuple[float, float]]]:
+    """The inverse of `Tuning.lines`, without algorithms that cost nothing: they do not run."""
+    return {
         level: {
             algorithm.name: (seconds[0], seconds[1])
             for algorithm, seconds in zip(Algorithm, lines, strict=True)
             if any(seconds)
         }
-        for level, lines in zip(LEVELS, _engine.default_costs(), strict=True)
+        for level, lines in zip(LEVELS, levels, strict=True)
     }
-    return Tuning(costs, default_segment_bytes(host_count), DEFAULTS)
 
 
 def parse_tuning(text: str, source: str) -> Tuning:

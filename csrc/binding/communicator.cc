@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "binding/binding.h"
+#include "binding/costs.h"
 #include "collective/planner/algorithms.h"
 #include "cuda/executors.h"
 #include "transport/loopback/loopback.h"
@@ -83,26 +84,6 @@ std::tuple<std::vector<int64_t>, Bytes> take_gathered(Work& work) {
   static uint8_t nothing;
   void* data = buffer->size() > 0 ? static_cast<void*>(buffer->data()) : &nothing;
   return {gathered.lengths, Bytes(data, {buffer->size()}, owner)};
-}
-
-// A cost model in Python's form: inside a host and between hosts, by Algorithm, the seconds per
-// step and per byte.
-using CostLines = std::array<std::vector<std::array<double, 2>>, 2>;
-
-CostModel model_of(const CostLines& lines) {
-  CostModel model;
-  for (const auto& [step, byte] : lines[0]) model.inside.push_back({step, byte});
-  for (const auto& [step, byte] : lines[1]) model.between.push_back({step, byte});
-  model.inside.resize(algorithms().size());
-  model.between.resize(algorithms().size());
-  return model;
-}
-
-CostLines lines_of(const CostModel& model) {
-  CostLines lines;
-  for (const Cost& cost : model.inside) lines[0].push_back({cost.step_seconds, cost.byte_seconds});
-  for (const Cost& cost : model.between) lines[1].push_back({cost.step_seconds, cost.byte_seconds});
-  return lines;
 }
 
 // Bytes in shared memory if there is any.

@@ -1,4 +1,5 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "binding/binding.h"
+#include "binding/costs.h"
 #include "collective/planner/choice.h"
 #include "simulation/predict.h"
 
@@ -33,6 +35,7 @@ void bind_simulation(nb::module_& module) {
           nb::arg("hosts"), nb::kw_only(), nb::arg("link"), nb::arg("memory"),
           nb::arg("message_seconds"), nb::arg("eager_bytes"), nb::arg("copy_rate"),
           nb::arg("reduce_rate"), nb::arg("segment_bytes"), nb::arg("shares_memory"))
+      .def_prop_ro("costs", [](const ImaginedCluster& self) { return lines_of(costs_of(self)); })
       .def(
           "modelled_seconds",
           [](const ImaginedCluster& self, Algorithm algorithm, size_t bytes) {

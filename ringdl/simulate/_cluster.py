@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ringdl import _engine
 from ringdl._errors import UsageError
+from ringdl._tuning import Tuning, costs_of
 
 _RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kB": 1e3, "mB": 1e6, "gB": 1e9}
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -90,9 +91,18 @@ class Cluster:
     def host_of_rank(self) -> list[int]:
         return [rank * self.hosts // self.ranks for rank in range(self.ranks)]
 
+    def memory_hosts(self) -> list[int]:
+        """As of `Communicator.memory_hosts`: without shared memory, as many as ranks."""
+        return self.host_of_rank() if self.shares_memory else list(range(self.ranks))
+
     def link_seconds(self, byte_count: int) -> float:
         """The least in which a host's link carries its share of an allreduce."""
         return 2 * (self.hosts - 1) / self.hosts * byte_count / self.link
+
+    def bucket_bytes(self) -> int:
+        """Of gradient buckets, in jobs for which `ringdl tune` has measured these links."""
+        costs = costs_of(self.engine().costs)
+        return Tuning(costs, self.segment_bytes).bucket_bytes(self.memory_hosts())
 
     def engine(self) -> _engine.ImaginedCluster:
         return _engine.ImaginedCluster(

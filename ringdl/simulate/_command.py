@@ -105,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
         help="what a rank takes for a step without the others, forward and backward",
     )
     train.add_argument(
-        "--bucket", type=parse_bytes, default=25 << 20, help="bytes of a bucket (25M)"
+        "--bucket",
+        type=parse_bytes,
+        help="bytes of a bucket; by default as in jobs for which `ringdl tune` has measured it",
     )
     for command in (allreduce, train):
         _add_cluster(command)
@@ -200,21 +202,25 @@ def _allreduce(chosen: argparse.Namespace) -> None:
 
 def _train(chosen: argparse.Namespace) -> None:
     counts = gradients_of(chosen.model)
-    buckets = buckets_of(counts, chosen.compute, chosen.bucket)
-    size = f"{sum(counts) / 1e6:.1f} million parameters in {len(buckets)} buckets"
+    size = f"{sum(counts) / 1e6:.1f} million parameters"
     compute = f"{_time(chosen.compute)} of computing"
     print(f"{chosen.model}: {size}, {compute}; {_described(_cluster(chosen))}")
-    print(_line("ranks", "hosts", "", "step", "efficiency", "link carries"), " limited by")
+    print(_line("ranks", "hosts", "buckets", "step", "efficiency", "link carries"), " limited by")
     rows: list[dict[str, Any]] = []
     for cluster in _clusters(chosen, least=1):
+        buckets = buckets_of(counts, chosen.compute, chosen.bucket or cluster.bucket_bytes())
         step = predict_step(cluster, buckets, chosen.compute)
         words = (_time(step.seconds), f"{step.efficiency:.2f}")
         carried = _megabytes(step.averaging.link_bytes)
-        line = _line(str(cluster.ranks), str(cluster.hosts), "", *words, carried)
+        line = _line(str(cluster.ranks), str(cluster.hosts), str(len(buckets)), *words, carried)
         print(line, "", step.limited_by, flush=True)
         rows.append(
             _row(cluster, step.averaging)
-            | {"step_seconds": step.seconds, "efficiency": step.efficiency}
+            | {
+                "buckets": len(buckets),
+                "step_seconds": step.seconds,
+                "efficiency": step.efficiency,
+            }
         )
     _write(chosen, rows)
     if chosen.plot:
@@ -226,9 +232,7 @@ def _train(chosen: argparse.Namespace) -> None:
 def _algorithms(chosen: argparse.Namespace, cluster: Cluster) -> Sequence[_engine.Algorithm | None]:
     if chosen.algorithm is None:
         return [None]
-    hosts = cluster.host_of_rank()
-    if cluster.hosts < cluster.ranks and not cluster.shares_memory:
-        hosts = list(range(cluster.ranks))
+    hosts = cluster.memory_hosts()
 
     def is_possible(algorithm: _engine.Algorithm) -> bool:
         return _engine.is_possible_allreduce(algorithm, chosen.size, hosts, cluster.segment_bytes)

@@ -93,6 +93,13 @@ def test_buckets_are_those_of_a_backward_pass() -> None:
     assert [ready for _, ready in whole] == pytest.approx([1.5, 3.0])
 
 
+def test_buckets_are_as_large_as_tuned_jobs_make_them() -> None:
+    assert cluster(4, 1).bucket_bytes() == 25 << 20, "inside a host nothing is hidden"
+    near, far = cluster(4, 4, 125e6), cluster(4, 4, 125e6, 2e-3)
+    assert 256 << 10 <= near.bucket_bytes() < far.bucket_bytes() <= 25 << 20
+    assert dataclasses.replace(cluster(4, 1), shares_memory=False).bucket_bytes() < 25 << 20
+
+
 def test_links_are_what_it_takes() -> None:
     its = cluster(64, 8)
     predicted = predict(its, [(100 * MB, 0.0)])
