@@ -96,24 +96,25 @@ class Settings:
         "RINGDL_TIMEOUT",
         _SECONDS,
         600.0,
-        "600: outlasts a slow checkpoint, not a lunch",
+        "600: outlasts a slow checkpoint",
         "Seconds after which a wait without a timeout of its own raises `StallError`, and after "
-        "which a process ends that MPI has not connected to the other ranks.",
+        "which a process that MPI has not connected to the other ranks ends.",
     )
     watchdog: float = _setting(
         "RINGDL_WATCHDOG",
         _SECONDS_OR_0,
         60.0,
         "60",
-        "Seconds after which a work in flight, or `shutdown()`, is told of on stderr, with the "
-        "ranks that it waits for, and MPI's own start; 0: never.",
+        "Seconds after which a collective, `shutdown()` or MPI's start that has not ended is "
+        "reported on stderr, with the ranks that it waits for; 0: never.",
     )
     debug: bool = _setting(
         "RINGDL_DEBUG",
         _BOOLEAN,
         False,
         "0",
-        "1: when the watchdog tells of a work, all ranks that have it print all of theirs.",
+        "1: when the watchdog reports a collective, all ranks that have called it print all of "
+        "theirs that are in flight.",
     )
     timeline: str | None = _setting(
         "RINGDL_TIMELINE",
@@ -204,7 +205,7 @@ OTHERS = {
     "OMP_NUM_THREADS": "`init()` warns where a host's ranks have more threads than cores. `run` "
     "sets it to the cores per rank, `bench` to 1, unless it is set.",
     "XDG_CACHE_HOME": "`tune` writes to the folder `ringdl` in it, and `init()` reads there; "
-    "default `~/.cache`.",
+    "kernels that were compiled for a CUDA device lie there, too; default `~/.cache`.",
     "CUDA_HOME, CUDA_PATH": "Where else than in wheels and `/usr/local/cuda` NVRTC and nvJitLink "
     "are looked for, which compile kernels that the build lacks, and NCCL.",
     "SLURM_NTASKS": "How many ranks `run` starts without `-n`.",
@@ -226,14 +227,16 @@ OTHERS = {
     "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS, "
     "SLURM_STEP_NUM_NODES": "srun.",
     "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": "Set by torchrun and `accelerate launch`, or by "
-    "hand: `init()` finds the other ranks by them, unless a launcher of MPI is there. "
-    "`ringdl.torch.backend` sets them where they are not set.",
+    "a script: `init()` finds the other ranks by them, unless mpirun, or srun with PMI or PMIx, "
+    "has started the process. `ringdl.torch.backend` sets them where they are not set.",
     "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK": "Set by `ringdl.torch.backend` where they are not "
     "set.",
     "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Tell torchrun's ranks from earlier ones.",
     "CUDA_VISIBLE_DEVICES": "The driver's: which devices a rank sees. Where that is one, no "
     "warning says that the ranks of the host share it, as each may have its own.",
-    "GLOO_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` on one host, unless it is set.",
+    "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` and `nccl` on "
+    "one host, unless it is set.",
+    "PWD": "The folder in which ranks begin that are started in place of others.",
     RANK_PROCESS: "Set by `init()`, for children of a rank to know that they are none.",
     RUN_REPORT: "Set by `ringdl run --elastic`: where ranks tell it that they have ended well.",
 }

@@ -76,8 +76,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     The optimizer gains ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and ``replan()``.
 
     Args:
-        optimizer: any torch.optim.Optimizer over CPU parameters. Parameters that do not require
-            gradients now take no part.
+        optimizer: any torch.optim.Optimizer, over parameters on the CPU or on CUDA devices. Those
+            that do not require gradients now take no part.
         named_parameters: ``model.named_parameters()``, in the same order on every rank; may hold
             more than the optimizer's. By default names are made from the parameter group and the
             position in it.
