@@ -49,8 +49,6 @@ def execute(library: Library, command: list[str], restarts: int = 0, elastic: bo
     if is_truthful and restarts == 0 and not elastic:
         os.execv(command[0], command)
     listener = _report.Listener() if elastic else None
-    if listener is not None:
-        os.environ[RUN_REPORT] = str(listener)
     received: list[int] = []
     code = _run_below(command, listener, received)
     for restart in range(1, restarts + 1):
@@ -69,6 +67,7 @@ def _run_below(command: list[str], listener: _report.Listener | None, received: 
     """The exit code of mpirun; what this process was told to end by is added to `received`."""
     if listener is not None:
         listener.expect()
+        os.environ[RUN_REPORT] = str(listener)
     child: subprocess.Popen[bytes] | None = None
 
     def receive(number: int, _frame: FrameType | None) -> None:

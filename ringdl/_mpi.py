@@ -46,10 +46,6 @@ may_shrink = False
 """Whether ranks may have gone on without others: then MPI_Finalize may not return. Open MPI's
 launcher tells them of a rank that a signal ends, or that returns 0, and of no other."""
 
-may_grow = False
-"""Whether ranks may have been started in place of others. They are another job to Open MPI, whose
-MPI_Abort leaves some behind: `ringdl run` is told to end its mpirun instead."""
-
 _told: BaseException | None = None
 """An error whose traceback was printed before its rank could end."""
 
@@ -374,9 +370,10 @@ def abort_on_uncaught_error(mpi: Any, find_rank: Callable[[], int], is_elastic: 
             )
             sys.stdout.flush()
             sys.stderr.flush()
-            if may_grow and _report.tell(_report.FAILED):
+            # `ringdl run` ends mpirun then: Open MPI's MPI_Abort leaves behind who was started in
+            # place of others, and hangs at times if ranks that it lets go on abort at once.
+            if is_elastic and _report.tell(_report.FAILED):
                 time.sleep(_TOLD_SECONDS)
-            # Open MPI's launcher may hang if ranks that it lets go on abort at once.
             before = min(mpi.COMM_WORLD.Get_rank(), _MOST_BEFORE) if is_elastic else 0
             time.sleep(_FORWARD_SECONDS + before * _ABORT_SECONDS)
             mpi.COMM_WORLD.Abort(1)

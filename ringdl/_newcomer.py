@@ -17,7 +17,7 @@ from typing import NoReturn
 from ringdl import _newcomers, _recovery, _startup
 from ringdl._errors import Error, UsageError
 from ringdl._launch import detect
-from ringdl._newcomers import Meeting, Script
+from ringdl._newcomers import Meeting, Replacing, Script
 from ringdl._settings import read_settings
 
 _WHO = "a rank that was started in place of a failed one"
@@ -25,6 +25,8 @@ _POLL_SECONDS = 0.01
 
 _meeting: Meeting | None = None
 """With the ranks that it is to join."""
+_inherited: tuple[Script, dict[str, str]]
+"""What it runs, and with which environment."""
 _has_joined = True
 _late = ExitStack()
 """Ends it in time, if it never comes to `join`."""
@@ -33,14 +35,12 @@ _late = ExitStack()
 def main() -> None:
     """Run the script, until it ends, or this process does."""
     process = os.getpid()
-    script = _greet()
-    sys.argv = [script.name, *script.words]
     try:
+        script = _greet()
+        sys.argv = [script.name, *script.words]
         if script.is_module:
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
         else:
-            if not (sys.flags.safe_path or os.path.isdir(script.name)):
-                sys.path[0] = os.path.dirname(script.name)
             runpy.run_path(script.name, run_name="__main__")
     except BaseException as error:
         if not _has_joined and os.getpid() == process:
@@ -58,24 +58,24 @@ def _greet() -> Script:
     Returns:
         What it has to run.
     """
-    global _has_joined, _meeting
+    global _has_joined, _inherited, _meeting
     from ringdl import _mpi
 
-    _has_joined, _mpi.may_shrink, _mpi.may_grow = False, True, True
+    _has_joined, _mpi.may_shrink = False, True
     launcher = detect(os.environ)
     with _mpi.waiting(_WHO, read_settings(os.environ), "it has met the ranks that are left"):
         mpi = _mpi.load_mpi(launcher)
         link = mpi.Comm.Get_parent()
-        script: Script
         try:
-            script, inherited = link.recv(source=0, tag=_newcomers.SCRIPT)
+            _inherited = link.recv(source=0, tag=_newcomers.SCRIPT)
             are_there = _newcomers.exchange(link, True)
             if not (_newcomers.exchange(link, are_there) and are_there):
                 _leave("another rank has failed meanwhile")
             _meeting = _newcomers.meet(link, is_new=True)
         except (mpi.Exception, Error, UsageError) as error:
             _leave(str(error))
-    os.environ.update(inherited)
+    script, environment = _inherited
+    os.environ.update(environment)
     for name in _newcomers.OF_ONE_JOB:
         os.environ.pop(name, None)
     _late.enter_context(
@@ -111,7 +111,7 @@ def join() -> None:
         time.sleep(_POLL_SECONDS)
     if answer == _newcomers.END:
         _leave("training has ended")
-    _newcomers.replacing = answer
+    _newcomers.replacing = Replacing(*answer, *_inherited)
     _meeting.follow(_startup.get_communicator()._shared)
     _has_joined, _meeting = True, None
     _recovery.go_on()

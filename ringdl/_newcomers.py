@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ringdl import _recovery, _startup
-from ringdl._errors import Error, UsageError
+from ringdl._errors import UsageError
 
 if TYPE_CHECKING:
     from ringdl._communicator import Communicator
@@ -43,7 +43,9 @@ END = "end"
 
 _log = logging.getLogger("ringdl")
 
-_NEWCOMER = ("-c", "from ringdl import _newcomer; _newcomer.main()")
+_NEWCOMER = "from ringdl import _newcomer; _newcomer.main()"
+_WHERE_RANKS_DO = "import sys; sys.path[0] = sys.argv[1]; "
+"""It looks for modules there from the first one on; without it, in the folder that it is in."""
 
 _HOST = "PMIX_HOSTNAME"
 """What Open MPI's launcher calls this host."""
@@ -74,13 +76,23 @@ class Script:
         is_module: whether it was named after ``-m``.
         name: of the module, or the path of a file, or of a folder with ``__main__.py``.
         words: the arguments after it.
+        options: those of the interpreter, before it.
         folder: in which it was started.
     """
 
     is_module: bool
     name: str
     words: Sequence[str]
+    options: Sequence[str]
     folder: str
+
+    @property
+    def path(self) -> str:
+        """What Python has put in front of ``sys.path``."""
+        if self.is_module:
+            return self.folder
+        is_folder = os.path.isdir(self.name)
+        return self.name if is_folder else os.path.dirname(os.path.realpath(self.name))
 
 
 @dataclass
@@ -123,8 +135,11 @@ class Meeting:
         from mpi4py import MPI
 
         self.comm.Ack_failed()
-        failed = self.comm.Get_failed()
-        return set(MPI.Group.Translate_ranks(failed, None, self.comm.Get_group()))
+        failed, all_ranks = self.comm.Get_failed(), self.comm.Get_group()
+        lost = set(MPI.Group.Translate_ranks(failed, None, all_ranks))
+        failed.Free()
+        all_ranks.Free()
+        return lost
 
     def receive(self, tag: int) -> Any:
         """The next message with this tag, if there is one; else None."""
@@ -175,18 +190,14 @@ def prepare() -> None:
         UsageError: on every rank: the script cannot be started again.
     """
     global replacing
-    shared = _startup.get_communicator()._shared
-    count = shared.settings.replacements
+    ranks = _startup.get_communicator()
+    count = ranks._shared.settings.replacements
     if count == 0 or replacing is not None or _is_over or not _recovery.can_go_on():
         return
-    from ringdl import _mpi
-
-    ranks = _startup.get_communicator()
     if ranks.host_count > 1:
         if ranks.rank == 0:
             _log.warning("ranks that fail are not replaced, as the job is on several hosts")
         return
-    _mpi.may_grow = True
     replacing = Replacing(ranks.size, count, own_script(sys.orig_argv), _inherited())
 
 
@@ -201,27 +212,37 @@ def own_script(command: Sequence[str]) -> Script:
     """
     folder = os.environ.get("PWD", "")
     folder = folder if os.path.isdir(folder) else os.getcwd()
-    words = list(command[1:])
+    words, options = list(command[1:]), list[str]()
     while words and words[0].startswith("-") and words[0] != "-":
         option = words.pop(0)
         if option == "--check-hash-based-pycs" or option in ("-W", "-X"):
+            options += [option, *words[:1]]
             words = words[1:]
-        elif not option.startswith("--") and option[-1:] in ("m", "c"):
+        elif not option.startswith(("--", "-W", "-X")) and option[-1:] in ("m", "c"):
+            options += [option[:-1]] * (option[:-1] != "-")  # -um is -u -m
             if option[-1] == "m" and words:
-                return Script(True, words[0], words[1:], folder)
+                return Script(True, words[0], words[1:], options, folder)
             words = []
+        else:
+            options.append(option)
     if not words or words[0] == "-":
         raise UsageError(
             "ranks cannot be replaced (RINGDL_REPLACEMENTS) in a program that is no file and no "
             "module: write it to a file"
         )
-    return Script(False, os.path.join(folder, words[0]), words[1:], folder)
+    return Script(False, os.path.join(folder, words[0]), words[1:], options, folder)
 
 
 def settle() -> None:
-    """All ranks know the newcomers, or none does: these end. Collective, as an epoch begins."""
+    """Have all ranks know the same. Collective, as an epoch begins.
+
+    They have met the same newcomers, or these end; they start others with what rank 0 has.
+    """
     if replacing is not None:
         ranks = _startup.get_communicator()
+        replacing.script, replacing.environment = ranks.broadcast_object(
+            (replacing.script, replacing.environment), name="ringdl.elastic.script"
+        )
         if not all(ranks.allgather_object(_meeting is not None, name="ringdl.elastic.newcomers")):
             _dismiss()
 
@@ -282,25 +303,27 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
         try:
             link = _spawn(ranks._shared.mpi, count, its)
         except MPI.Exception as error:
-            if ranks.rank == 0:
-                print(f"ringdl: ranks were not replaced: {error}", file=sys.stderr, flush=True)
+            _tell(ranks.rank, error)
         are_there = _recovery.agree_on(link is not None and exchange(link, True))
-        if link is not None:
-            exchange(link, are_there)
+        if are_there:
+            are_there = _recovery.agree_on(exchange(link, True))
         if not are_there:
+            if link is not None:
+                link.Revoke()  # newcomers that wait for this rank notice
             return None
-        assert link is not None
         try:
             meeting = meet(link, is_new=False)
-        except (MPI.Exception, Error, UsageError) as error:
-            link.Revoke()  # whoever waits for this rank notices
-            if ranks.rank == 0:
-                print(f"ringdl: ranks were not replaced: {error}", file=sys.stderr, flush=True)
+        except Exception as error:
+            _tell(ranks.rank, error)
         if _recovery.agree_on(meeting is not None):
             return meeting
     if meeting is not None:
         meeting.answer(END)
     return None
+
+
+def _tell(rank: int, error: Exception) -> None:
+    print(f"ringdl: rank {rank}: ranks were not replaced: {error}", file=sys.stderr, flush=True)
 
 
 def _spawn(comm: Any, count: int, its: Replacing) -> Any:
@@ -316,11 +339,14 @@ def _spawn(comm: Any, count: int, its: Replacing) -> Any:
     if _HOST in os.environ:
         placing["host"] = os.environ[_HOST]
     early = [f"{name}={its.environment[name]}" for name in its.environment if _is_early(name)]
-    command = [*early, sys.executable, *_NEWCOMER]
-    link = comm.Spawn("env", command, count, MPI.Info.Create(placing), root=0)
-    if comm.Get_rank() == 0:
-        for newcomer in range(count):
+    program = _NEWCOMER if sys.flags.safe_path else _WHERE_RANKS_DO + _NEWCOMER
+    python = [sys.executable, *its.script.options, "-c", program, its.script.path]
+    link = comm.Spawn("env", [*early, *python], count, MPI.Info.Create(placing), root=0)
+    for newcomer in range(count if comm.Get_rank() == 0 else 0):
+        try:
             link.send((its.script, its.environment), newcomer, SCRIPT)
+        except MPI.Exception:  # it has failed, which `exchange` tells all
+            continue
     return link
 
 
@@ -374,29 +400,39 @@ def exchange(link: Any, word: bool) -> bool:
 def meet(link: Any, is_new: bool) -> Meeting:
     """Connect ranks and newcomers, each with each. Collective over all of them.
 
+    Where one raises, all others do.
+
     Args:
         link: their mpi4py intercommunicator.
         is_new: whether this is a newcomer.
 
     Raises:
-        MPI.Exception, Error: one of them has failed.
+        MPI.Exception, Error: one of them has failed, or cannot be reached.
     """
     from mpi4py import MPI
 
     from ringdl import _mpi, _ulfm
 
     others = link.Get_remote_size()
-    comm = link.Merge(high=is_new)  # may not return if one fails meanwhile
-    old = others if is_new else comm.Get_size() - others
-    place = _mpi.find_hosts(MPI, comm)
-    return Meeting(comm, old, place, _ulfm.Connections(comm, place.numbers))
+    comm = None
+    try:
+        comm = link.Merge(high=is_new)  # may not return if one fails meanwhile
+        old = others if is_new else comm.Get_size() - others
+        place = _mpi.find_hosts(MPI, comm)
+        return Meeting(comm, old, place, _ulfm.Connections(comm, place.numbers))
+    except BaseException:
+        for each in (link, comm):
+            if each is not None:
+                each.Revoke()  # whoever waits for this one notices
+        raise
 
 
 def admit() -> None:
     """Have `_recovery.go_on`, which has to follow, go on with the newcomers. Collective."""
     global _meeting
     assert _meeting is not None
-    _meeting.answer(replacing)  # each rank does: any may fail
+    assert replacing is not None
+    _meeting.answer((replacing.size, replacing.left))  # each rank does: any may fail
     _meeting.follow(_startup.get_communicator()._shared)
     _meeting = None
 

@@ -32,8 +32,7 @@ class Listener:
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("", 0))
-        self._secret = secrets.token_hex(16)
-        self._heard: set[bytes] = set()
+        self.expect()
         threading.Thread(target=self._listen, daemon=True, name="ringdl-report").start()
 
     def __str__(self) -> str:
@@ -55,8 +54,9 @@ class Listener:
         return False
 
     def expect(self) -> None:
-        """Another job begins."""
-        self._heard = set()
+        """Another job begins, with another secret: what is left of the one before is not heard."""
+        self._secret = secrets.token_hex(16)
+        self._heard: set[bytes] = set()
 
     def has_failed(self) -> bool:
         """Whether a rank has said that the job has to end."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from ringdl import _cores, _doctor, _launch, _mpirun
 from ringdl._execute import execute
 from ringdl._report import RUN_REPORT
+from ringdl._settings import read_settings
 from ringdl._version import __version__
 
 _EXAMPLES = """\
@@ -162,14 +163,7 @@ def _run(arguments: list[str]) -> int:
     mpirun = _mpirun.find_mpirun(library, chosen.mpirun)
     if chosen.elastic:
         options = ["-x", RUN_REPORT, *options]
-    if chosen.replacements is not None:
-        if chosen.replacements < 0:
-            raise _mpirun.LaunchError(f"--replacements {chosen.replacements}: pass 0 or more")
-        if not chosen.elastic:
-            raise _mpirun.LaunchError("--replacements is for jobs that go on: add --elastic")
-        options = ["-x", f"RINGDL_REPLACEMENTS={chosen.replacements}", *options]
-        # Else a rank that was started in place of another ends the job by its own end.
-        options = ["--prtemca", "state_base_recoverable", "1", *options]
+    options = [*_replacing(chosen.replacements, chosen.elastic), *options]
     command = _mpirun.compose(
         library,
         mpirun,
@@ -185,6 +179,18 @@ def _run(arguments: list[str]) -> int:
     if chosen.dry_run:
         return 0
     return execute(library, command, chosen.restarts, chosen.elastic)
+
+
+def _replacing(wanted: int | None, elastic: bool) -> list[str]:
+    """What mpirun has to be told, if ranks that fail are replaced: `wanted`, else the setting."""
+    if wanted is not None and not elastic:
+        raise _mpirun.LaunchError("--replacements is for jobs that go on: add --elastic")
+    if wanted is not None and wanted < 0:
+        raise _mpirun.LaunchError(f"--replacements {wanted}: pass 0 or more")
+    count = read_settings(os.environ).replacements if wanted is None and elastic else wanted
+    told = [] if wanted is None else ["-x", f"RINGDL_REPLACEMENTS={wanted}"]
+    # Else a rank that was started in place of another ends the job by its own end.
+    return [*told, "--prtemca", "state_base_recoverable", "1"] if count else told
 
 
 def _check_program(program: list[str]) -> None:

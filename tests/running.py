@@ -102,11 +102,13 @@ def run_job(
     *,
     during: Callable[[subprocess.Popen[bytes], Path], None] | None = None,
     timeout: float = TIMEOUT,
+    cwd: Path | None = None,
     **environment: str,
 ) -> Ended:
     """Run a command in a process group of its own, as a terminal does, until nothing is left."""
     return started(
-        lambda: _run_job(command, folder, during, timeout, environment), lambda ended: ended.text
+        lambda: _run_job(command, folder, during, timeout, cwd, environment),
+        lambda ended: ended.text,
     )
 
 
@@ -115,6 +117,7 @@ def _run_job(
     folder: Path,
     during: Callable[[subprocess.Popen[bytes], Path], None] | None,
     timeout: float,
+    cwd: Path | None,
     environment: dict[str, str],
 ) -> Ended:
     mark = uuid.uuid4().hex
@@ -135,6 +138,7 @@ def _run_job(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
+            cwd=cwd,
             process_group=0,
             env=os.environ | settings | environment,
         )

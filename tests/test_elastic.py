@@ -25,6 +25,10 @@ JOINING = [
     ("twice_with_files", 3),
     ("parts_have_changed", 3),
     ("one_has_not_committed", 3),
+    ("gradients_are_sparse", 3),
+    ("sets_are_made_again", 3),
+    ("has_been_changed", 3),
+    ("raises_in_the_meeting", 3),
     ("first_dies_before_they_meet", 3),
     ("second_dies_before_they_meet", 3),
     ("second_dies_once_they_have_met", 3),
@@ -147,7 +151,20 @@ def test_ranks_join(python: str, case: str, left: int, tmp_path: Path) -> None:
     )
     assert ended.code == 0, ended.text
     assert ended.output.count(f"ended on {left}\n") == left, ended.text
-    assert ended.errors.count("Traceback") == 2 * (case == "fails_at_its_start")
+    tracebacks = {"fails_at_its_start": 2, "has_been_changed": 1}
+    assert ended.errors.count("Traceback") == tracebacks.get(case, 0), ended.text
+
+
+def test_new_ranks_find_the_modules_that_others_find(python: str, tmp_path: Path) -> None:
+    """In the script's folder, not where the job was started: there, say, ringdl's sources are."""
+    (tmp_path / "ringdl").mkdir()
+    (tmp_path / "ringdl/__init__.py").write_text("raise ImportError('it was not compiled')\n")
+    words = ("run", "--elastic", "-n", "3", "--replacements=1", str(JOBS / "elastic_newcomers.py"))
+    settings = {"ELASTIC_FOLDER": str(tmp_path), "PWD": str(tmp_path), "RINGDL_TIMEOUT": "20"}
+    command = [python, "-P", "-m", "ringdl", *words, "joins"]
+    ended = run_job(command, tmp_path, cwd=tmp_path, **settings)
+    assert ended.code == 0, ended.text
+    assert ended.output.count("ended on 3\n") == 3, ended.text
 
 
 @pytest.mark.parametrize("who", ["newcomer", "other"])

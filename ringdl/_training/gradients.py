@@ -265,12 +265,18 @@ class Gradients(Generic[A]):
         self._move(reversed(ready))
 
     def _follow(self) -> None:
-        """After `ringdl.init` anew: go on with the ranks that there are now. Collective then."""
+        """After `ringdl.init` anew: go on with the ranks that there are now. Collective then.
+
+        Some may be new. All take the order of rank 0, less what some rank has found to be sparse.
+        """
         if self._epoch == self.communicator.epoch:
             return
-        self._move(self._rounds.views)
-        self._epoch = self.communicator.epoch
         self.key = self._new_key()
+        own = [*self._rounds.views], self._sparse_dims
+        learnt = self.communicator.allgather_object(own, name=f"{self.key}.learnt")
+        self._sparse_dims = {index: dim for _, dims in learnt for index, dim in dims.items()}
+        self._move(index for index in learnt[0][0] if index not in self._sparse_dims)
+        self._epoch = self.communicator.epoch
         self.start_over()
 
     def _new_key(self) -> str:

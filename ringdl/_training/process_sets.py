@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ringdl
+from ringdl import _recovery
 from ringdl._shared import Shared
 
 
@@ -102,6 +103,12 @@ global_process_set: ProcessSet = _AllRanks()
 _registered: dict[int, ProcessSet] = {0: global_process_set}
 """By number; the same on all ranks."""
 
+_alike: dict[tuple[int, ...], tuple[int, int]] = {}
+"""By their ranks: the last epoch in which such sets were added, and how many."""
+
+_renumbered_in = 0
+"""The epoch in which ranks have failed or joined last."""
+
 AnySet = ProcessSet | ringdl.Communicator
 
 
@@ -126,7 +133,7 @@ def communicator_of(process_set: AnySet) -> ringdl.Communicator:
             "add_process_set(), on all ranks"
         )
     if process_set._epoch != default.epoch:
-        _bind(process_set, default, process_set.process_set_id)
+        _bind(process_set, default, 0)
     if process_set._communicator is None:
         raise ringdl.UsageError(
             f"rank {default.rank} is not in {process_set}; only its ranks may use it"
@@ -154,7 +161,9 @@ def root_in(process_set: AnySet, root_rank: int) -> int:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set, or the one of these ranks. Call it on all ranks, in the same order.
 
-    No environment variable has to allow it.
+    No environment variable has to allow it. One of the same ranks makes room for it if it has not
+    been used since ranks have failed or joined: functions that `ringdl.elastic.run` calls again
+    add theirs again.
 
     Raises:
         UsageError: it has no ranks, or some that do not exist, or is registered already.
@@ -163,16 +172,29 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added.mpi_comm is not None:
         added.ranks = _ranks_of(added.mpi_comm, default)
-    for other in _registered.values():
-        if other.ranks == added.ranks:
+    for other in [*_registered.values()]:
+        if other.ranks != added.ranks:
+            continue
+        if other is global_process_set or other._epoch >= _renumbered_in:
             raise ringdl.UsageError(
                 f"there is {other} already; use that one instead of adding another"
             )
+        remove_process_set(other)
+    _bind(added, default, _count_alike(added, default))
     number = max(_registered) + 1
-    _bind(added, default, number)
     added.process_set_id = number
     _registered[number] = added
     return added
+
+
+def _count_alike(added: ProcessSet, default: ringdl.Communicator) -> int:
+    """How many of the same ranks this epoch has had before, which may have left works behind."""
+    assert added.ranks is not None
+    key = tuple(added.ranks)
+    epoch, count = _alike.get(key, (0, 0))
+    count = count if epoch == default.epoch else 0
+    _alike[key] = default.epoch, count + 1
+    return count
 
 
 def set_process_sets(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
@@ -199,14 +221,14 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _bind(process_set: ProcessSet, default: ringdl.Communicator, number: int | None) -> None:
+def _bind(process_set: ProcessSet, default: ringdl.Communicator, number_alike: int) -> None:
     """Make its communicator of today's ranks, without any communication.
 
     Raises:
         UsageError: it holds a rank that does not exist.
     """
     assert process_set.ranks is not None
-    process_set._communicator = default._group_of(process_set.ranks, "process set", number)
+    process_set._communicator = default._group_of(process_set.ranks, "process set", number_alike)
     process_set._shared = default._shared
     process_set._epoch = default.epoch
 
@@ -219,3 +241,11 @@ def _ranks_of(mpi_comm: Any, default: ringdl.Communicator) -> list[int]:
     if own is None:
         raise ringdl.UsageError("ranks are not started by MPI here; name them by their numbers")
     return sorted(_mpi.translate_ranks(mpi_comm, own))
+
+
+def _note_epoch() -> None:
+    global _renumbered_in
+    _renumbered_in = ringdl.get_communicator().epoch
+
+
+_recovery.renumbered.append(_note_epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -98,6 +99,7 @@ def _run(train: Train[Result], state: State, *args: Any, **kwargs: Any) -> Resul
                     raise
                 _log.warning("rank %d goes on: %s", get_communicator().rank, error)
                 failure = error
+                traceback.clear_frames(error.__traceback__)  # what train() had is not held
             if common is None:
                 common = _recovery.agree(own)
             if common & _recovery.JOINS:

@@ -192,7 +192,7 @@ class State:
         ranks = get_communicator()
         self._check_names(ranks)
         run = None if self._checkpoints is None else self._checkpoints.run
-        offered = (self._number, run, self._copy())
+        offered = (self._number, run, self._copy()) if ranks.rank == root else None
         taken = ranks.broadcast_object(offered, root, name="ringdl.elastic.sync")
         self._number, run, values = taken
         if self._checkpoints is not None:
@@ -201,9 +201,13 @@ class State:
         self._keep()
 
     def _check_names(self, ranks: Communicator) -> None:
+        """New ranks whose script has been changed end alone."""
         mine = sorted(self._values), sorted(self.own)
-        for rank, theirs in enumerate(ranks.allgather_object(mine, name="ringdl.elastic.names")):
-            if theirs != mine:
+        offered = self._since == ranks.epoch, mine
+        names = ranks.allgather_object(offered, name="ringdl.elastic.names")
+        are_all_new = all(is_new for is_new, _ in names)
+        for rank, (is_new, theirs) in enumerate(names):
+            if theirs != mine and (are_all_new or not is_new):
                 raise UsageError(
                     f"rank {ranks.rank} has a state of {mine[0]} and own parts of {mine[1]}, rank "
                     f"{rank} of {theirs[0]} and {theirs[1]}: name the same on all ranks"
@@ -217,7 +221,7 @@ class State:
         Returns:
             True: see `_go_back`.
         """
-        self._commits = []
+        self._commits, self._since = [], 0
         checkpoints = None if self._has_begun else self._checkpoints
         if checkpoints is not None:
             like, folder = self._copy(), str(checkpoints.folder)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import ringdl
-from ringdl import _newcomer, _newcomers, elastic
+from ringdl import _newcomer, _newcomers, _sockets, elastic
 from ringdl.elastic import _shards
 
 IS_NEW = not _newcomer.has_joined()
@@ -35,14 +35,23 @@ def make_state(copies: int = 1) -> elastic.State:
 
 
 def train(state: elastic.State, ends_at: Callable[[], bool]) -> None:
+    """Count twenty steps in ``state.w``, see `train_by`."""
+
+    def step() -> None:
+        ones = ringdl.allreduce(np.ones(3), name="ones")
+        if state.step != 10 or ends_at():
+            state.w += ones
+
+    train_by(step, state, ends_at)
+
+
+def train_by(step: Callable[[], None], state: elastic.State, ends_at: Callable[[], bool]) -> None:
     """Twenty steps. Rank 1 of three is killed before the fifth; the tenth waits for `ends_at`."""
     while state.step < 20:
         if state.step == 5 and ringdl.rank() == 1 and not IS_NEW and ringdl.size() == 3:
             die()
-        ones = ringdl.allreduce(np.ones(3), name="ones")
-        if state.step != 10 or ends_at():
-            state.w += ones
-            state.step += 1
+        step()
+        state.step += state.step != 10 or ends_at()
         state.until += 1
         assert state.until < 3000, "nobody has joined for too long"
         time.sleep(0.01 if state.step == 10 else 0)
@@ -142,10 +151,16 @@ def is_first_newcomer() -> bool:
 
 
 def in_the_second_run() -> None:
-    """Newcomers begin with the first one, so nobody joins here."""
+    """Newcomers begin with the first one, so nobody joins here: they come when it has ended."""
+    has_ended = FOLDER / "has_ended"
+    deadline = time.monotonic() + 30
+    while IS_NEW and not has_ended.exists():
+        assert time.monotonic() < deadline, "the first run does not end"
+        time.sleep(0.01)
     first = make_state()
     elastic.run(train, first, lambda: True)
     assert ringdl.size() == 2
+    has_ended.touch()
     second = elastic.State(step=0)
 
     def goes_on(state: elastic.State) -> None:
@@ -211,6 +226,80 @@ def one_has_not_committed() -> None:
     assert sorted(rows.tolist()) == list(range(ROWS))
 
 
+def gradients_are_sparse() -> None:
+    """And in an order that newcomers have not seen: they learn both when they join."""
+    import torch
+
+    import ringdl.torch as hvd
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(10, 4, sparse=True), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    )
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters()
+    )
+    state = hvd.elastic.TorchState(model, optimizer, step=0, until=0)
+
+    def learns(state: elastic.State) -> None:
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.tensor([hvd.rank(), 5])).square().mean().backward()
+            optimizer.step()
+            if state.step == 2:
+                optimizer.replan()
+
+        train_by(step, state, lambda: ringdl.size() == 3)
+
+    elastic.run(learns, state)
+    flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert torch.equal(hvd.allgather(flat[None]), flat.expand(3, -1)), "ranks hold other bits"
+
+
+def sets_are_made_again() -> None:
+    import torch
+
+    import ringdl.torch as hvd
+
+    state = elastic.State(step=0, until=0)
+
+    def goes_on(state: elastic.State) -> None:
+        sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+        sets += [hvd.add_process_set([0, 2])] if hvd.size() == 3 else []
+
+        def step() -> None:
+            ringdl.barrier(name="step")
+            for each in sets:
+                if each.included():
+                    total = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=each)
+                    assert total.item() == each.size()
+
+        train_by(step, state, lambda: ringdl.size() == 3)
+
+    elastic.run(goes_on, state)
+
+
+def has_been_changed() -> None:
+    """Its script has, since the others were started: it ends alone."""
+    more = {"more": 1} if IS_NEW and is_first_newcomer() else {}
+    state = elastic.State(step=0, w=np.zeros(3), until=0, **more)
+    elastic.run(train, state, lambda: ringdl.size() == 3)
+
+
+def raises_in_the_meeting() -> None:
+    """One rank alone, once: nobody is replaced then, and nobody waits for it."""
+    listen = _sockets.listen
+
+    def fails(address: str) -> Any:
+        if is_left(1)():
+            _sockets.listen = listen
+            raise OSError("too many files are open")
+        return listen(address)
+
+    _sockets.listen = fails
+    run(3)
+
+
 def newcomer_raises_at_the_end() -> None:
     raises_at_the_end(IS_NEW)
 
@@ -240,6 +329,10 @@ CASES: dict[str, Callable[[], None]] = {
         twice_with_files,
         parts_have_changed,
         one_has_not_committed,
+        gradients_are_sparse,
+        sets_are_made_again,
+        has_been_changed,
+        raises_in_the_meeting,
         newcomer_raises_at_the_end,
         other_raises_at_the_end,
     )

@@ -312,7 +312,16 @@ def test_only_elastic_jobs_replace_ranks(
     assert cli.main(["run", "-n2", "--elastic", "--replacements=-1", str(script)]) == 2
     capsys.readouterr()
     assert cli.main([*words, "--elastic", str(script)]) == 0
-    assert " -x RINGDL_REPLACEMENTS=3 " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert " -x RINGDL_REPLACEMENTS=3 " in told
+    assert " --prtemca state_base_recoverable 1 " in told
+    monkeypatch.setenv("RINGDL_REPLACEMENTS", "2")
+    assert cli.main(["run", "-n2", "--dry-run", "--elastic", str(script)]) == 0
+    assert " --prtemca state_base_recoverable 1 " in capsys.readouterr().err
+    assert cli.main(["run", "-n2", "--dry-run", "--elastic", "--replacements=0", str(script)]) == 0
+    told = capsys.readouterr().err
+    assert " -x RINGDL_REPLACEMENTS=0 " in told
+    assert "recoverable" not in told
 
 
 def test_elastic_is_for_open_mpi_5() -> None:
