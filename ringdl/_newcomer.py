@@ -111,7 +111,8 @@ def join() -> None:
         time.sleep(_POLL_SECONDS)
     if answer == _newcomers.END:
         _leave("training has ended")
-    _newcomers.replacing = Replacing(*answer, *_inherited)
+    size, left = answer
+    _newcomers.replacing = Replacing(size, left, *_inherited)
     _meeting.follow(_startup.get_communicator()._shared)
     _has_joined, _meeting = True, None
     _recovery.go_on()
