@@ -8,10 +8,11 @@
     python bench/hosts.py down
 
 A host is a network namespace; a job gives each its own host name, shared memory and System V
-objects too, so MPI finds separate hosts, which reach each other over their links alone. With
---mpi none, ranks are started there by hand, as torchrun would. They share the machine's cores and
-files. Needs Linux, root, and the programs of iproute2; where hosts cannot
-be made, the exit code is 2.
+objects too, so MPI finds separate hosts, which reach each other over their links alone. The switch
+has a namespace of its own, too: other jobs on this machine do not see a network that comes and
+goes. With --mpi none, ranks are started there by hand, as torchrun would. They share the machine's
+cores and files. Needs Linux, root, and the programs of iproute2; where hosts cannot be made, the
+exit code is 2.
 
 A job lives in a process namespace of its own, so nothing of it outlives its mpirun, and its
 temporary files in one folder, which is removed.
@@ -35,8 +36,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ringdl._mpirun import Library
 
-SWITCH = "ringdl"
-"""The bridge. It is made first and removed last: where it is, there are hosts."""
+SWITCH = "ringdl-switch"
+"""The namespace of the bridge. It is made first and removed last: where it is, there are hosts."""
+
+BRIDGE = "bridge"
 
 HOST = "ringdl{}"
 """What a host and its namespace are called; its number is also in its address."""
@@ -92,12 +95,17 @@ def call(*words: str) -> str:
 
 def cable(number: int) -> str:
     """The switch's end of a host's link."""
-    return f"{SWITCH}-{number}"
+    return f"host{number}"
+
+
+def namespaces() -> set[str]:
+    """All of this machine."""
+    return {line.split()[0] for line in call("ip", "netns", "list").splitlines()}
 
 
 def hosts() -> list[str]:
     """The hosts that are up, in order."""
-    names = {line.split()[0] for line in call("ip", "netns", "list").splitlines()}
+    names = namespaces()
     numbers = sorted(n for n in range(MOST_HOSTS) if HOST.format(n) in names)
     return [HOST.format(number) for number in numbers]
 
@@ -114,14 +122,15 @@ def up(count: int, rate: str) -> None:
     """
     if not 1 <= count <= MOST_HOSTS:
         raise HostsError(f"--hosts {count}: between 1 and {MOST_HOSTS} hosts can be made")
-    if Path("/sys/class/net", SWITCH).exists():
+    if SWITCH in namespaces():
         raise HostsError(
             "there are simulated hosts on this machine already: end what runs on them and remove"
             " them with `python bench/hosts.py down`"
         )
-    call("ip", "link", "add", SWITCH, "type", "bridge")
+    call("ip", "netns", "add", SWITCH)
     try:
-        call("ip", "link", "set", SWITCH, "up")
+        call("ip", "-n", SWITCH, "link", "add", BRIDGE, "type", "bridge")
+        call("ip", "-n", SWITCH, "link", "set", BRIDGE, "up")
         for number in range(count):
             _make_host(number, count, rate)
     except BaseException:
@@ -133,10 +142,10 @@ def _make_host(number: int, count: int, rate: str) -> None:
     name = HOST.format(number)
     call("ip", "netns", "add", name)
     call(
-        *("ip", "link", "add", cable(number), "type", "veth"),
+        *("ip", "-n", SWITCH, "link", "add", cable(number), "type", "veth"),
         *("peer", "name", "eth0", "netns", name),
     )
-    call("ip", "link", "set", cable(number), "master", SWITCH, "up")
+    call("ip", "-n", SWITCH, "link", "set", cable(number), "master", BRIDGE, "up")
     call("ip", "-n", name, "addr", "add", ADDRESS.format(number + 1) + "/24", "dev", "eth0")
     call("ip", "-n", name, "link", "set", "eth0", "up")
     call("ip", "-n", name, "link", "set", "lo", "up")
@@ -144,7 +153,7 @@ def _make_host(number: int, count: int, rate: str) -> None:
     # a core could not keep up with the link.
     limit = ("root", "tbf", "rate", rate, "burst", "128kb", "latency", "20ms")
     call("tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit)
-    call("tc", "qdisc", "add", "dev", cable(number), *limit)
+    call("tc", "-n", SWITCH, "qdisc", "add", "dev", cable(number), *limit)
     # BBR, some machines' default, slows each flow for 0.2 s every 10 s, and with it the whole ring;
     # reno is in every kernel and may be chosen in every namespace.
     control = "/proc/sys/net/ipv4/tcp_congestion_control"
@@ -168,15 +177,12 @@ def down() -> None:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        number = int(name.removeprefix(SWITCH))
-        if Path("/sys/class/net", cable(number)).exists():
-            call("ip", "link", "del", cable(number))  # at once; with the namespace it goes later
         call("ip", "netns", "del", name)
         shutil.rmtree(Path("/etc/netns", name), ignore_errors=True)
     if Path("/etc/netns").is_dir() and not os.listdir("/etc/netns"):
         os.rmdir("/etc/netns")
-    if Path("/sys/class/net", SWITCH).exists():
-        call("ip", "link", "del", SWITCH)
+    if SWITCH in namespaces():
+        call("ip", "netns", "del", SWITCH)
 
 
 def set_link(number: int, state: str) -> None:
@@ -189,7 +195,7 @@ def set_link(number: int, state: str) -> None:
     """
     if HOST.format(number) not in hosts():
         raise HostsError(f"there is no host {number}: {_who_is_up()}")
-    call("ip", "link", "set", cable(number), state)
+    call("ip", "-n", SWITCH, "link", "set", cable(number), state)
 
 
 def _who_is_up() -> str:

@@ -119,6 +119,12 @@ class Slurm:
             lambda: f"not {states}: {self.call('scontrol', 'show', 'job', number).stdout}",
         )
 
+    def end_jobs(self) -> None:
+        """Cancel what is left."""
+        if self.call("squeue", "--noheader").stdout:
+            self.call("scancel", f"--user={os.geteuid()}")
+            until(lambda: self.call("squeue", "--noheader").stdout == "", lambda: "jobs stay")
+
     def srun(self, mpi: str, hosts: int, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command as two ranks on each of so many hosts; both outputs in one."""
         return self.call(

@@ -49,10 +49,12 @@ def cluster() -> Iterator[None]:
         pytest.skip(str(lack))
     if not any(hosts.processes(name) for name in hosts.hosts()):
         hosts.down()  # a test run that was killed left them
+    network = set(os.listdir("/sys/class/net"))
     made = call(*HOSTS, "up", "--hosts", str(COUNT))
     if "Operation not permitted" in made.stdout:  # a container's root
         pytest.skip(made.stdout.strip())
     assert made.returncode == 0, made.stdout
+    assert set(os.listdir("/sys/class/net")) == network, "other jobs would take it, and lose it"
     yield
     removed = call(*HOSTS, "down")
     assert removed.returncode == 0, removed.stdout

@@ -29,6 +29,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def _jobs_end(cluster: Slurm) -> Iterator[None]:
+    """Those of a test that has failed, too: the next one needs the hosts."""
+    yield
+    cluster.end_jobs()
+
+
 def assert_same_bits(output: str, ranks: int) -> None:
     found = re.findall(rf"rank (\d+) of {ranks}: (\w+)", output)
     assert sorted(int(rank) for rank, _ in found) == list(range(ranks)), output
