@@ -52,21 +52,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `any_mpi` run under one MPI each, taking turns.
+    """Tests marked `any_mpi` run under one MPI each: the first, if marked so, else by turns.
 
     With RINGDL_TEST_ALL=1 only those marked `any_mpi(always=True)`, which take minutes, do so.
     """
     alike = defaultdict(list)
+    take_first = set()
     for item in items:
         mark = item.get_closest_marker("any_mpi")
         if mark is None or (EVERYTHING and not mark.kwargs.get("always")):
             continue
         parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         if parameters.pop("mpi_python", None):
-            alike[item.path, item.originalname, repr(parameters)].append(item)
+            key = item.path, item.originalname, repr(parameters)
+            alike[key].append(item)
+            take_first |= {key} if mark.kwargs.get("first") else set()
     left_out = []
-    for turn, group in enumerate(alike.values()):
-        left_out += [item for index, item in enumerate(group) if index != turn % len(group)]
+    for turn, (key, group) in enumerate(alike.items()):
+        taken = 0 if key in take_first else turn % len(group)
+        left_out += [item for index, item in enumerate(group) if index != taken]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 

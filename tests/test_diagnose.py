@@ -14,6 +14,8 @@ from tests.running import TIMEOUT, call, run_ranks
 
 WAITING = "ranks 0, 2 began allreduce 'second' (float32, shape (1000,)), which rank 1 did not."
 
+pytestmark = pytest.mark.any_mpi
+
 
 def diagnose(folder: Path, code: int = 1) -> str:
     done = call(sys.executable, "-m", "ringdl", "diagnose", str(folder), timeout=TIMEOUT)

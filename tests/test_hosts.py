@@ -142,6 +142,7 @@ def test_hosts_are_told_apart(mpi: str, layout: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.any_mpi
 @pytest.mark.parametrize(
     ("layout", "modules", "least"),
     [

@@ -12,6 +12,8 @@ from tests.running import EVERYTHING, Ended, run_ranks
 
 TIMEOUT = 300  # seconds; a loaded machine takes ten times as long as an idle one
 
+pytestmark = pytest.mark.any_mpi
+
 KIB_PER_ROUND = 1.0
 """MPICH and mpi4py keep about 0.3 KiB of each communicator that is made and freed."""
 

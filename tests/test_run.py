@@ -80,7 +80,7 @@ def run_job(python: str, ranks: int, *arguments: str, **settings: str) -> None:
 @pytest.mark.parametrize(
     "ranks",
     [
-        pytest.param(n, marks=[pytest.mark.any_mpi(always=True)] if n > 4 else [])
+        pytest.param(n, marks=pytest.mark.any_mpi(always=n > 4) if n not in (2, 3) else ())
         for n in CORE_SIZES
     ],
 )

@@ -13,6 +13,8 @@ NAMES = sorted(path.stem for path in (ROOT / "tests/scripts").glob("[!_]*.py"))
 RANKS = (1, 2, 3)
 TIMEOUT = 300
 
+pytestmark = pytest.mark.any_mpi(first=True)  # each MPI would train all of them
+
 
 @pytest.fixture(scope="module")
 def learnt(mpi_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
