@@ -345,7 +345,8 @@ class Communicator(Reductions, Objects):
                     "this communicator is not over MPI, so MPI cannot reduce for it; take another "
                     "algorithm, or start with mpirun"
                 )
-            self._mpi = _mpi.own_communicator(self._shared.mpi, self._ranks)
+            ranks = self._shared.ranks_of_mpi(self._ranks)
+            self._mpi = _mpi.own_communicator(self._shared.mpi, ranks)
         _mpi.allreduce(self._mpi, operand, op)
 
     def __deepcopy__(self, memo: Any) -> Communicator:

@@ -14,7 +14,7 @@ Whoever is left trains on until they are ready:
 
 They meet before the script runs, as Open MPI never answers who asks it for the address of a process
 that has ended, when the others of its job have, too. So whoever fails afterwards, on either side,
-is left out as ever, by MPI_Comm_shrink, and disturbs nobody. Open MPI alone, as of `_ulfm`.
+is left out as ever, and disturbs nobody. Open MPI alone, as of `_ulfm`.
 """
 
 from __future__ import annotations
@@ -132,14 +132,10 @@ class Meeting:
 
     def lost(self) -> set[int]:
         """Which of them have failed, as far as this rank knows."""
-        from mpi4py import MPI
+        from ringdl import _ulfm
 
         self.comm.Ack_failed()
-        failed, all_ranks = self.comm.Get_failed(), self.comm.Get_group()
-        lost = set(MPI.Group.Translate_ranks(failed, None, all_ranks))
-        failed.Free()
-        all_ranks.Free()
-        return lost
+        return _ulfm.failed_ranks(self.comm)
 
     def receive(self, tag: int) -> Any:
         """The next message with this tag, if there is one; else None."""
@@ -170,6 +166,7 @@ class Meeting:
     def follow(self, shared: Shared) -> None:
         """Have the next epoch be that of all that have met."""
         shared.mpi, shared.place, shared.connections = self.comm, self.place, self.connections
+        shared.members = range(self.comm.Get_size())
 
 
 replacing: Replacing | None = None
@@ -301,7 +298,7 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
     link = meeting = None
     with _recovery.waiting("MPI has started ranks in place of those that have failed"):
         try:
-            link = _spawn(ranks._shared.mpi, count, its)
+            link = _spawn(ranks, count, its)
         except MPI.Exception as error:
             _tell(ranks.rank, error)
         are_there = _recovery.agree_on(link is not None and exchange(link, True))
@@ -326,7 +323,7 @@ def _tell(rank: int, error: Exception) -> None:
     print(f"ringdl: rank {rank}: ranks were not replaced: {error}", file=sys.stderr, flush=True)
 
 
-def _spawn(comm: Any, count: int, its: Replacing) -> Any:
+def _spawn(ranks: Communicator, count: int, its: Replacing) -> Any:
     """The intercommunicator with them. Collective.
 
     Raises:
@@ -341,8 +338,11 @@ def _spawn(comm: Any, count: int, its: Replacing) -> Any:
     early = [f"{name}={its.environment[name]}" for name in its.environment if _is_early(name)]
     program = _NEWCOMER if sys.flags.safe_path else _WHERE_RANKS_DO + _NEWCOMER
     python = [sys.executable, *its.script.options, "-c", program, its.script.path]
+    comm = ranks._shared.mpi
+    if ranks.size < comm.Get_size():  # some of it have failed, with which MPI starts nobody
+        comm = comm.Shrink()
     link = comm.Spawn("env", [*early, *python], count, MPI.Info.Create(placing), root=0)
-    for newcomer in range(count if comm.Get_rank() == 0 else 0):
+    for newcomer in range(count if ranks.rank == 0 else 0):
         try:
             link.send((its.script, its.environment), newcomer, SCRIPT)
         except MPI.Exception:  # it has failed, which `exchange` tells all

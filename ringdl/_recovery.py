@@ -1,7 +1,7 @@
 """The next epoch without ranks that have failed, where MPI can go on without them.
 
-The engine's connections are closed, so that all notice, and the communicator of the ranks that are
-left is shrunk out of the one before: see `_ulfm`.
+The engine's connections are closed, so that all notice, and the ranks that are left agree who they
+are: see `_ulfm`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def go_on() -> Communicator:
     from ringdl import _mpi, _ulfm
 
     shared = _startup.get_communicator()._shared
-    tuning, place, present, settings = shared.tuning, shared.place, shared.mpi, shared.settings
+    tuning, place, settings = shared.tuning, shared.place, shared.settings
+    comm, members = shared.mpi, shared.members
     connections = shared.connections
     assert place is not None
     assert connections is not None
@@ -120,26 +121,26 @@ def go_on() -> Communicator:
         settle()
     while True:
         with waiting():
-            left = present.Shrink()
-        place = place.of(_mpi.translate_ranks(left, present), present.Get_rank())
-        present = left
+            alive = set(_ulfm.survivors(comm))
+        left = [rank for rank, member in enumerate(members) if member in alive]
+        place = place.of(left, members.index(comm.Get_rank()))
+        members = [members[rank] for rank in left]
         engine: Any = None
         communicator = None
         try:
-            engine = connections.connect(left, settings.timeout)
-            shared.renew(engine, settings, place.numbers, left, shared.vendor)
-            shared.place, shared.connections = place, connections
+            engine = connections.connect(members, settings.timeout)
+            shared.renew(engine, settings, place.numbers, comm, shared.vendor)
+            shared.members, shared.place, shared.connections = members, place, connections
             communicator = _startup.set_up(shared, place, settings, tuning)
         except (UsageError, StallError):
             raise
-        except Error:  # another one has failed: those that still connect hear of it
+        except Error:  # another one has failed, which those that still connect notice, too
             if engine is not None:
                 engine.abandon()
-            left.Revoke()
         except Exception as error:  # of this rank alone, which the others notice by its end
             _mpi.end_alone(error)
         with waiting():  # one may have failed when some had connected
-            have_connected = _ulfm.agree(left, int(communicator is not None))
+            have_connected = _ulfm.agree(comm, int(communicator is not None))
         if communicator is None or not have_connected:
             if engine is not None:
                 engine.abandon()

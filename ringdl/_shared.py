@@ -39,6 +39,7 @@ class Shared:
         algorithm: what is used instead, wherever possible.
         vendor: of the MPI library.
         mpi: the mpi4py communicator that the engine's is a duplicate of; None if there is no MPI.
+        members: the ranks of the engine, as `mpi` counts them: all of it, but those that failed.
         place: where this rank is among the hosts; None if there is no MPI.
         connections: by which ranks go on without those that fail; None if they cannot.
         settings: that all ranks have agreed on.
@@ -78,6 +79,7 @@ class Shared:
         self.algorithm: Algorithm | None = None
         self.vendor = vendor
         self.mpi = mpi
+        self.members: Sequence[int] = range(engine.size)
         self.place: Hosts | None = None
         self.connections: Connections | None = None
         self.settings = settings
@@ -86,6 +88,14 @@ class Shared:
         self.jax_memory = settings.jax_memory
         self.next_bucket = 0
         self.made: Counter[tuple[Any, ...]] = Counter()
+
+    def ranks_of_mpi(self, ranks: Sequence[int] | None) -> list[int] | None:
+        """Some ranks of the engine, or all, as `mpi` counts them; None if these are all of it."""
+        if ranks is None and self.engine.size == self.mpi.Get_size():
+            return None
+        return [
+            self.members[rank] for rank in (range(self.engine.size) if ranks is None else ranks)
+        ]
 
     def add(self, bound: Bound) -> None:
         """Bind this one, now and in later epochs, for as long as it lives."""

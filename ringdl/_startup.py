@@ -147,7 +147,8 @@ def _init_over_mpi(
             vendor = _mpirun.identify_library(mpi.Get_library_version())[0]
             engine = _mpi.open_engine(mpi, comm)
         else:
-            vendor, engine = "TCP", connections.connect(comm, settings.timeout)
+            members = range(comm.Get_size())
+            vendor, engine = "TCP", connections.connect(members, settings.timeout)
     shared = _shared_again()
     shared.renew(engine, settings, hosts.numbers, comm, vendor)
     shared.place, shared.connections = hosts, connections

@@ -4,13 +4,15 @@ See Bland, Bouteilla, Herault, Bosilca and Dongarra, Post-failure recovery of MP
 capability (2013). Open MPI 5 has it, under ``mpirun --with-ft ulfm``. MPICH has the functions, and
 aborts where a rank has failed.
 
-MPI says who is left, by agreements that no failure disturbs. The engine's messages go through
-sockets (`Connections`): up to 5.0.11 Open MPI ends a process, one of whose sends fails, with "Send
-error after request freed" (https://github.com/open-mpi/ompi/pull/13494).
+MPI says who is left, by agreements that no failure disturbs. No communicator is made of those: up
+to 5.0.11 Open MPI crashes if a rank fails while MPI_Comm_shrink makes one. The engine's messages go
+through sockets (`Connections`), as such an Open MPI ends a process, one of whose sends fails, with
+"Send error after request freed" (https://github.com/open-mpi/ompi/pull/13494).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 from collections.abc import Sequence
@@ -23,6 +25,9 @@ from ringdl._sockets import SECRET_BYTES, Endpoint
 
 _ASKED_FOR = "OMPI_MCA_mpi_ft_enable"
 """What mpirun tells its ranks by."""
+
+_BITS = 31
+"""Of the number that an agreement is about."""
 
 _NETWORK = "OMPI_MCA_btl_tcp_if_include"
 """What users tell Open MPI by which networks to use."""
@@ -49,6 +54,37 @@ def agree(comm: Any, flags: int) -> int:
             continue
 
 
+def survivors(comm: Any) -> list[int]:
+    """The ranks that none of them knows to have failed: the same on each. Collective over them."""
+    from mpi4py import MPI
+
+    size = comm.Get_size()
+    while True:
+        comm.Ack_failed()
+        failed = failed_ranks(comm)
+        alive: list[int] = []
+        try:
+            for begin in range(0, size, _BITS):
+                ranks = range(begin, min(size, begin + _BITS))
+                own = sum(1 << (rank - begin) for rank in ranks if rank not in failed)
+                agreed = int(comm.Agree(own))
+                alive += [rank for rank in ranks if agreed >> (rank - begin) & 1]
+            return alive
+        except MPI.Exception:  # as in `agree`
+            continue
+
+
+def failed_ranks(comm: Any) -> set[int]:
+    """Those of a communicator that this rank knows to have failed."""
+    from mpi4py import MPI
+
+    failed, everyone = comm.Get_failed(), comm.Get_group()
+    ranks = set(MPI.Group.Translate_ranks(failed, None, everyone))
+    failed.Free()
+    everyone.Free()
+    return ranks
+
+
 class Connections:
     """Where the ranks of a job listen, from its start to its end. Collective.
 
@@ -67,33 +103,29 @@ class Connections:
         self._endpoints: list[Endpoint] = comm.allgather(own)
         self._rounds = 0
 
-    def connect(self, comm: Any, timeout: float) -> _engine.Communicator:
+    def connect(self, members: Sequence[int], timeout: float) -> _engine.Communicator:
         """The engine of some of these ranks. Collective over them.
 
         Args:
-            comm: their mpi4py communicator.
+            members: which ones.
             timeout: in seconds.
 
         Raises:
             Error: one of them has failed.
             StallError: they have not all called in time.
         """
-        from ringdl._mpi import translate_ranks
+        from mpi4py import MPI
 
         def check() -> None:
-            from mpi4py import MPI
-
-            try:
-                comm.Iprobe()
-            except MPI.Exception as error:
-                raise Error(f"a rank has failed meanwhile ({error})") from None
+            with contextlib.suppress(MPI.Exception):
+                self._comm.Iprobe()  # has MPI look for what its launcher says
+            lost = failed_ranks(self._comm).intersection(members)
+            if lost:
+                raise Error(f"rank {min(lost)} of those at the start has failed meanwhile")
 
         self._rounds += 1  # calls that are on their way from the last one know other secrets
-        endpoints = [
-            _for_round(self._endpoints[rank], self._rounds)
-            for rank in translate_ranks(comm, self._comm)
-        ]
-        rank = comm.Get_rank()
+        endpoints = [_for_round(self._endpoints[rank], self._rounds) for rank in members]
+        rank = members.index(self._comm.Get_rank())
         sockets = _sockets.connect(rank, endpoints, self._listener.dup(), timeout, check)
         return _engine.over_sockets(rank, sockets)
 

@@ -240,7 +240,11 @@ def _ranks_of(mpi_comm: Any, default: ringdl.Communicator) -> list[int]:
     own = default._shared.mpi
     if own is None:
         raise ringdl.UsageError("ranks are not started by MPI here; name them by their numbers")
-    return sorted(_mpi.translate_ranks(mpi_comm, own))
+    members = _mpi.translate_ranks(mpi_comm, own)
+    number = {member: rank for rank, member in enumerate(default._shared.members)}
+    if not number.keys() >= set(members):
+        raise ringdl.UsageError("the communicator has ranks that have failed; make another one")
+    return sorted(number[member] for member in members)
 
 
 def _note_epoch() -> None:
