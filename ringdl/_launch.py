@@ -88,8 +88,7 @@ def detect_store_job(environ: Mapping[str, str]) -> StoreJob | None:
     launcher = detect(environ)
     if launcher is not None and not by_torchrun:
         is_srun_alone = launcher.name == "Slurm" and not any(
-            name == "I_MPI_PMI_LIBRARY" or name.startswith(("PMI_", "PMI2_", "PMIX_", "PALS_"))
-            for name in environ
+            name.startswith(("PMI_", "PMI2_", "PMIX_", "PALS_")) for name in environ
         )
         has_place = bool(environ.get("MASTER_ADDR")) and bool(environ.get("MASTER_PORT"))
         if not is_srun_alone or not has_place or (rank, size) != (launcher.rank, launcher.size):

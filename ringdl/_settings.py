@@ -226,7 +226,6 @@ OTHERS = {
     "PMIX_HOSTNAME": "Open MPI's launcher: where a rank is started in place of another.",
     "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEPID, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS, "
     "SLURM_STEP_NUM_NODES": "srun.",
-    "I_MPI_PMI_LIBRARY": "By which library Intel MPI's ranks find each other under srun.",
     "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": "Set by torchrun and `accelerate launch`, or by "
     "a script: `init()` finds the other ranks by them, unless mpirun, or srun with PMI or PMIx, "
     "has started the process. `ringdl.torch.backend` sets them where they are not set.",
