@@ -129,8 +129,8 @@ def load_mpi(launcher: Launcher | None) -> Any:
     except (ImportError, RuntimeError) as error:
         started = f"{launcher} has started this process, but " if launcher else ""
         without = (
-            "; without MPI, `srun --mpi=none` starts scripts that set RANK, WORLD_SIZE, MASTER_ADDR "
-            "and MASTER_PORT"
+            "; without MPI, `srun --mpi=none` starts scripts that set RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT"
         )
         raise UsageError(
             f"{started}mpi4py cannot be used ({error}); install it with an MPI: "
