@@ -18,10 +18,11 @@ namespace {
 
 using Patience = ParameterServer::Patience;
 
-// Arrays one after the other, of as many elements as there are parameters.
-std::vector<Piece> pieces_of(const std::vector<Array>& arrays, DType dtype, size_t count) {
+// Arrays one after the other, of as many elements as there are parameters from `first` to `end`.
+std::vector<Piece> pieces_of(const std::vector<Array>& arrays, DType dtype, size_t first,
+                             size_t end) {
   std::vector<Piece> pieces;
-  size_t begin = 0;
+  size_t begin = first;
   for (const Array& array : arrays) {
     const ArrayView view = view_of(array, std::nullopt);
     if (view.dtype != dtype) {
@@ -31,9 +32,10 @@ std::vector<Piece> pieces_of(const std::vector<Array>& arrays, DType dtype, size
     pieces.push_back({begin, array.size(), static_cast<std::byte*>(view.data)});
     begin += array.size();
   }
-  if (begin != count) {
-    throw UsageError("there are " + std::to_string(count) + " parameters, and the arrays have " +
-                     std::to_string(begin) + " elements");
+  if (begin != end) {
+    throw UsageError("there are " + std::to_string(end - first) +
+                     " parameters, and the arrays have " + std::to_string(begin - first) +
+                     " elements");
   }
   return pieces;
 }
@@ -54,8 +56,9 @@ struct Server {
   }
 
   template <class Call>
-  void with(const std::vector<Array>& arrays, const Call& call) {
-    const std::vector<Piece> pieces = pieces_of(arrays, dtype, count);
+  void with(const std::vector<Array>& arrays, std::optional<int> member, const Call& call) {
+    const auto [begin, end] = member ? own->part(*member) : std::pair(size_t{0}, count);
+    const std::vector<Piece> pieces = pieces_of(arrays, dtype, begin, end);
     const nb::gil_scoped_release release;
     call(*own, pieces);
   }
@@ -77,7 +80,9 @@ void bind_server(nb::module_& module) {
           nb::arg("rule"), nb::arg("rate"), nb::arg("beta1") = 0.9, nb::arg("beta2") = 0.999,
           nb::arg("epsilon") = 1e-8);
 
-  nb::class_<Server>(module, "ParameterServer")
+  auto server = nb::class_<Server>(module, "ParameterServer");
+  server.attr("MULTIPLE") = ParameterServer::kMultiple;
+  server
       .def(
           "__init__",
           [](Server* self, const Communicator& communicator, const std::string& name, DType dtype,
@@ -102,28 +107,37 @@ void bind_server(nb::module_& module) {
            })
       .def("fill",
            [](Server& self, const std::vector<Array>& arrays, int member, double timeout) {
-             self.with(arrays, [&](ParameterServer& its, const auto& pieces) {
+             self.with(arrays, {}, [&](ParameterServer& its, const auto& pieces) {
                its.fill(pieces, member, Patience{to_ns(timeout), check_signals});
              });
            })
-      .def("push",
-           [](Server& self, const std::vector<Array>& arrays, const Update& how, double timeout) {
-             self.with(arrays, [&](ParameterServer& its, const auto& pieces) {
-               its.push(pieces, how, Patience{to_ns(timeout), check_signals});
-             });
-           })
-      .def("fetch",
-           [](Server& self, const std::vector<Array>& arrays, double timeout) {
-             self.with(arrays, [&](ParameterServer& its, const auto& pieces) {
-               its.fetch(pieces, Patience{to_ns(timeout), check_signals});
-             });
-           })
-      .def("pull",
-           [](Server& self, const std::vector<Array>& arrays, double share, double timeout) {
-             self.with(arrays, [&](ParameterServer& its, const auto& pieces) {
-               its.pull(pieces, share, Patience{to_ns(timeout), check_signals});
-             });
-           })
+      .def(
+          "push",
+          [](Server& self, const std::vector<Array>& arrays, const Update& how, double timeout,
+             std::optional<int> member) {
+            self.with(arrays, member, [&](ParameterServer& its, const auto& pieces) {
+              its.push(pieces, how, Patience{to_ns(timeout), check_signals}, member);
+            });
+          },
+          nb::arg("arrays"), nb::arg("how"), nb::arg("timeout"), nb::arg("member").none())
+      .def(
+          "fetch",
+          [](Server& self, const std::vector<Array>& arrays, double timeout,
+             std::optional<int> member) {
+            self.with(arrays, member, [&](ParameterServer& its, const auto& pieces) {
+              its.fetch(pieces, Patience{to_ns(timeout), check_signals}, member);
+            });
+          },
+          nb::arg("arrays"), nb::arg("timeout"), nb::arg("member").none())
+      .def(
+          "pull",
+          [](Server& self, const std::vector<Array>& arrays, double share, double timeout,
+             std::optional<int> member) {
+            self.with(arrays, member, [&](ParameterServer& its, const auto& pieces) {
+              its.pull(pieces, share, Patience{to_ns(timeout), check_signals}, member);
+            });
+          },
+          nb::arg("arrays"), nb::arg("share"), nb::arg("timeout"), nb::arg("member").none())
       .def(
           "set_clock",
           [](Server& self, std::optional<uint64_t> steps) {

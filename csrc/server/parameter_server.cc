@@ -73,7 +73,8 @@ ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, std::string nam
       layout_(driver_->layout_of(*group_)),
       window_(driver_->window()),
       count_(count),
-      shard_count_(divide_up(divide_up(count, static_cast<size_t>(servers)), 64) * 64),
+      shard_count_(divide_up(divide_up(count, static_cast<size_t>(servers)), kMultiple) *
+                   kMultiple),
       rule_(rule),
       dtype_(dtype),
       servers_(servers),
@@ -165,7 +166,9 @@ std::shared_ptr<Work> ParameterServer::call(int member, const Request& request,
       std::make_unique<RemoteVisit>(request, pieces, shape_of(member), driver_->segment_bytes()));
 }
 
-std::vector<int> ParameterServer::all_servers() const {
+// All of them, unless one is named.
+std::vector<int> ParameterServer::servers_or(std::optional<int> member) const {
+  if (member) return {*member};
   std::vector<int> servers(static_cast<size_t>(servers_));
   std::iota(servers.begin(), servers.end(), 0);
   std::ranges::rotate(servers, servers.begin() + group_->rank % servers_);
@@ -228,17 +231,18 @@ void ParameterServer::fill(const std::vector<Piece>& pieces, int member, const P
 }
 
 void ParameterServer::push(const std::vector<Piece>& gradient, const Update& how,
-                           const Patience& patience) {
-  visit({.what = Request::What::kPush, .update = how}, gradient, all_servers(), patience);
+                           const Patience& patience, std::optional<int> member) {
+  visit({.what = Request::What::kPush, .update = how}, gradient, servers_or(member), patience);
 }
 
-void ParameterServer::fetch(const std::vector<Piece>& into, const Patience& patience) {
-  visit({.what = Request::What::kFetch}, into, all_servers(), patience);
+void ParameterServer::fetch(const std::vector<Piece>& into, const Patience& patience,
+                            std::optional<int> member) {
+  visit({.what = Request::What::kFetch}, into, servers_or(member), patience);
 }
 
 void ParameterServer::pull(const std::vector<Piece>& parameters, double share,
-                           const Patience& patience) {
-  visit({.what = Request::What::kPull, .share = share}, parameters, all_servers(), patience);
+                           const Patience& patience, std::optional<int> member) {
+  visit({.what = Request::What::kPull, .share = share}, parameters, servers_or(member), patience);
 }
 
 void ParameterServer::set_clock(uint64_t steps) {

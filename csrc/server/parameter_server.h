@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +56,8 @@ class ParameterServer {
   int64_t place() const { return place_; }
   /// @param places  of all members
   void connect(const std::vector<int64_t>& places);
+  /// All shards but the last ones hold a multiple of so many parameters.
+  static constexpr size_t kMultiple = 64;
   /// Which parameters a member's shard holds: begin and end.
   std::pair<size_t, size_t> part(int member) const;
 
@@ -69,10 +72,14 @@ class ParameterServer {
   /// Writes the shard of a member, while nobody else uses it.
   /// @param pieces  all parameters, in their order, in any memory; so in the calls below
   void fill(const std::vector<Piece>& pieces, int member, const Patience& patience);
-  void push(const std::vector<Piece>& gradient, const Update& how, const Patience& patience);
-  void fetch(const std::vector<Piece>& into, const Patience& patience);
+  /// @param member  whose shard is meant, and its parameters alone; of these calls, all by default
+  void push(const std::vector<Piece>& gradient, const Update& how, const Patience& patience,
+            std::optional<int> member = {});
+  void fetch(const std::vector<Piece>& into, const Patience& patience,
+             std::optional<int> member = {});
   /// Moves parameters here and there towards one another: see pull_together().
-  void pull(const std::vector<Piece>& parameters, double share, const Patience& patience);
+  void pull(const std::vector<Piece>& parameters, double share, const Patience& patience,
+            std::optional<int> member = {});
 
   /// This rank has pushed so many steps; kEnded: it pushes no more. Other hosts are told soon; one
   /// that does not answer, once it does and this rank makes another call here.
@@ -97,7 +104,7 @@ class ParameterServer {
   void tell(int member);
   void tell_late();
   void help();
-  std::vector<int> all_servers() const;
+  std::vector<int> servers_or(std::optional<int> member) const;
   Shard::Shape shape_of(int member) const;
   int rank_of(int member) const { return group_->ranks[static_cast<size_t>(member)]; }
   bool is_remote(int member) const;

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ringdl.policies import (
     EASGD,
     AllReduce,
+    AsyncGossip,
     DiLoCo,
     Gossip,
     ParameterAveraging,
@@ -48,6 +49,7 @@ CHOICES = {
     "DiLoCo, 20 inner steps": Choice(lambda steps: DiLoCo(inner_steps=20)),
     "Gossip, ring": Choice(lambda steps: Gossip("ring")),
     "Gossip, exponential": Choice(lambda steps: Gossip("exponential")),
+    "AsyncGossip": Choice(lambda steps: AsyncGossip(), has_own_pace=True),
     "ParameterServer": Choice(lambda steps: ParameterServer(), has_own_pace=True, adds_up=True),
     "ParameterServer, staleness 4": Choice(
         lambda steps: ParameterServer(staleness=4), adds_up=True

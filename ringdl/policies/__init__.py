@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringdl._errors import UsageError
+from ringdl.policies._async_gossip import AsyncGossip
 from ringdl.policies._averaging import AllReduce, ParameterAveraging, PostLocalSGD
 from ringdl.policies._diloco import DiLoCo
 from ringdl.policies._elastic import EASGD
@@ -18,6 +19,7 @@ from ringdl.policies._server import ParameterServer
 __all__ = [
     "EASGD",
     "AllReduce",
+    "AsyncGossip",
     "DiLoCo",
     "Gossip",
     "Model",

@@ -7,7 +7,7 @@ from typing import Any
 from ringdl._errors import UsageError
 from ringdl._work import Work
 from ringdl.policies._flat import Flat
-from ringdl.policies._graphs import Topology, graphs_of, is_even, shares_of
+from ringdl.policies._graphs import Topology, checked, graphs_of, is_even, shares_of
 from ringdl.policies._policy import Array, Model, Policy
 
 
@@ -41,14 +41,10 @@ class Gossip(Policy):
     """
 
     def __init__(self, topology: Topology = "exponential", mixing: float | None = None) -> None:
-        if isinstance(topology, str) and topology not in ("ring", "exponential"):
-            raise UsageError(f"topology is {topology!r}; pass 'ring', 'exponential', or a graph")
+        self.topology = checked(topology)
         if mixing is not None and not 0 < mixing < 1:
             raise UsageError(f"mixing is {mixing!r}; pass a share between 0 and 1")
         self.mixing = mixing
-        self.topology: Topology = topology
-        if not isinstance(topology, str):
-            self.topology = {rank: sorted(others) for rank, others in sorted(topology.items())}
 
     def attach(self, model: Model) -> None:
         """See `Policy.attach`."""

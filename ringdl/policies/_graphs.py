@@ -12,6 +12,19 @@ Graph: TypeAlias = list[list[int]]
 """For each rank, those that it sends to."""
 
 
+def checked(topology: Topology) -> Topology:
+    """The topology, a graph in one order: two that are equal look alike.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(topology, str):
+        if topology not in ("ring", "exponential"):
+            raise UsageError(f"topology is {topology!r}; pass 'ring', 'exponential', or a graph")
+        return topology
+    return {rank: sorted(others) for rank, others in sorted(topology.items())}
+
+
 def graphs_of(topology: Topology, size: int) -> list[Graph]:
     """The graphs that steps use by turns.
 

@@ -25,6 +25,8 @@ class Shards:
         model: whose.
         rule: how pushed gradients change them.
         servers: how many ranks have shards in their memory.
+        of_each: each rank has a shard of all parameters, its own ones; calls then name whose is
+            meant.
 
     Raises:
         UsageError: on all ranks: a parameter has 16 bits; or they are on several hosts, and the MPI
@@ -32,7 +34,12 @@ class Shards:
     """
 
     def __init__(
-        self, model: Model, rule: UpdateRule = UpdateRule.sgd, servers: int | None = None
+        self,
+        model: Model,
+        rule: UpdateRule = UpdateRule.sgd,
+        servers: int | None = None,
+        *,
+        of_each: bool = False,
     ) -> None:
         import numpy as np
 
@@ -44,8 +51,10 @@ class Shards:
             self._names.setdefault(DType[array.dtype.name], []).append(name)
         self._servers: list[tuple[_engine.ParameterServer, list[str]]] = []
         self._count = servers or its.size
+        self._of_each = of_each
         for dtype, names in self._names.items():
-            count = sum(model.parameters[name].size for name in names)
+            count = sum(array.size for array in self._readable(model.parameters, names))
+            count *= its.size if of_each else 1
             error: Error | MemoryError | None = None
             place = _FAILED
             try:
@@ -79,14 +88,16 @@ class Shards:
         for server, names in self._servers:
             for member in range(self._count):
                 if its.rank == (member if member in here else here[0]):
-                    server.fill(_contiguous(model.parameters, names), member, its._timeout)
+                    arrays = self._readable(model.parameters, names)
+                    arrays *= its.size if self._of_each else 1
+                    server.fill(arrays, member, its._timeout)
             for absent in {*range(its.size)} - {*here}:
                 server.end_clock(absent)
         self.count(0)
         self.flush()
         its.barrier(name)
 
-    def push(self, gradients: Mapping[str, Array], rate: float) -> None:
+    def push(self, gradients: Mapping[str, Array], rate: float, member: int | None = None) -> None:
         """Change the shards by gradients, of all parameters.
 
         Raises:
@@ -95,20 +106,23 @@ class Shards:
         """
         for server, names in self._servers:
             how = Update(self._rule, rate, epsilon=_EPSILON[self._rule])
-            server.push(_contiguous(gradients, names), how, self._communicator._timeout)
+            arrays = self._readable(gradients, names)
+            server.push(arrays, how, self._communicator._timeout, member)
 
-    def fetch(self, into: Mapping[str, Array]) -> None:
+    def fetch(self, into: Mapping[str, Array], member: int | None = None) -> None:
         """Write what the shards hold into arrays. Errors as `push`."""
         for server, names in self._servers:
-            arrays = _writable(into, names)
-            server.fetch(arrays, self._communicator._timeout)
+            arrays = self._writable(into, names)
+            server.fetch(arrays, self._communicator._timeout, member)
             _write_back(arrays, into, names)
 
-    def pull(self, parameters: Mapping[str, Array], share: float) -> None:
+    def pull(
+        self, parameters: Mapping[str, Array], share: float, member: int | None = None
+    ) -> None:
         """Move parameters here and in the shards towards one another. Errors as `push`."""
         for server, names in self._servers:
-            arrays = _writable(parameters, names)
-            server.pull(arrays, share, self._communicator._timeout)
+            arrays = self._writable(parameters, names)
+            server.pull(arrays, share, self._communicator._timeout, member)
             _write_back(arrays, parameters, names)
 
     def count(self, clock: int | None) -> None:
@@ -131,27 +145,34 @@ class Shards:
             if clock > 0:
                 server.wait_for(clock, self._communicator._timeout)
 
+    def _readable(self, arrays: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
+        import numpy as np
+
+        return self._filled_up([np.ascontiguousarray(arrays[name]) for name in names])
+
+    def _writable(self, arrays: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
+        import numpy as np
+
+        return self._filled_up(
+            [np.require(arrays[name], requirements=["C", "W"]) for name in names]
+        )
+
+    def _filled_up(self, arrays: list[Any]) -> list[Any]:
+        """With zeros, to what a shard holds if it is a rank's own."""
+        import numpy as np
+
+        lack = -sum(each.size for each in arrays) % _engine.ParameterServer.MULTIPLE
+        return [*arrays, np.zeros(lack, arrays[0].dtype)] if self._of_each and lack else arrays
+
 
 def wait_for_trainers(model: Model, what: str) -> None:
     """Until all ranks are here, however long others train: this one serves meanwhile."""
     model.communicator.barrier(f"{model.key}.{what}", math.inf)
 
 
-def _contiguous(arrays: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
-    import numpy as np
-
-    return [np.ascontiguousarray(arrays[name]) for name in names]
-
-
-def _writable(arrays: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
-    import numpy as np
-
-    return [np.require(arrays[name], requirements=["C", "W"]) for name in names]
-
-
 def _write_back(
     written: Sequence[Array], arrays: Mapping[str, Array], names: Sequence[str]
 ) -> None:
-    for each, name in zip(written, names, strict=True):
+    for each, name in zip(written, names, strict=False):
         if each is not arrays[name]:
             arrays[name][...] = each.reshape(arrays[name].shape)

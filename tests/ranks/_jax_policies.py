@@ -15,6 +15,7 @@ from ringdl import Communicator, policies
 from ringdl.jax import _followers
 from ringdl.policies import (
     EASGD,
+    AsyncGossip,
     DiLoCo,
     Gossip,
     ParameterAveraging,
@@ -93,6 +94,7 @@ def check_ranks_of_their_own_pace(comm: Communicator) -> None:
         (ParameterServer(staleness=1), 0.1 / comm.size),
         (ParameterServer(rule="adam", lr=0.01, push_every=2), 0.0),
         (EASGD(2), 0.1),
+        (AsyncGossip(), 0.1),
     ):
         optimizer, its = train(comm, policy, lambda rate=rate: optax.sgd(rate))
         its = policies.synchronize(optimizer, its)

@@ -65,6 +65,7 @@ def check_policies(comm: Communicator) -> None:
         policies.Gossip({r: [(r + 1) % comm.size] + [0] * (r == 1) for r in range(comm.size)}),
         policies.ParameterServer(staleness=1, rule="adam", lr=0.01),
         policies.EASGD(2),
+        policies.AsyncGossip(),
     ):
         if comm.size == 1:
             break

@@ -10,7 +10,7 @@ import numpy as np
 import ringdl
 import ringdl.numpy as rn
 from ringdl import Communicator, policies
-from ringdl.policies import EASGD, ParameterServer
+from ringdl.policies import EASGD, AsyncGossip, ParameterServer
 from tests.ranks.numpy_optimizers import Arrays, batches, gradients, parameters
 from tests.ranks.policies import part_of
 from tests.ranks.support import assert_same_bits, expect, needs
@@ -52,7 +52,7 @@ def check_rules(comm: Communicator) -> None:
                 expected = {key: np.zeros(each.shape) for key, each in model.parameters.items()}
                 first, second = (dict.fromkeys(expected, 0.0) for _ in range(2))
                 random = np.random.default_rng(0)
-                for count in range(1, 2 * comm.size + 1):
+                for count in range(1, comm.size + 3):
                     gradient = {
                         key: random.normal(size=each.shape).astype(dtype)
                         for key, each in expected.items()
@@ -155,6 +155,7 @@ def check_training(comm: Communicator) -> None:
         (ParameterServer(1, push_every=3, fetch_every=2, staleness=0), 0.1 / comm.size),
         (ParameterServer(rule="adagrad", lr=0.05), 0.1),
         (EASGD(2), 0.1),
+        (AsyncGossip(), 0.1),
     ):
         its = parameters()
         optimizer = rn.DistributedOptimizer(rn.SGD(rate), policy=policy)
@@ -194,6 +195,56 @@ def check_elastic(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_gossip(comm: Communicator) -> None:
+    """One after the other, against NumPy."""
+    ring = {rank: [(rank + 1) % comm.size] for rank in range(comm.size)}
+    for topology, mixing in (("exponential", 0.5), (ring, 0.25)):
+        model: Any = Copies(comm, shapes(comm, np.float64) | {"f": np.zeros(3, np.float32)})
+        policy = AsyncGossip(topology, mixing)  # type: ignore[arg-type]
+        policy.attach(model)
+        policy.start_over(model)
+        shown, own, before = (np.zeros(comm.size) for _ in range(3))
+        for turn in range(6):
+            for rank in range(comm.size):
+                own[rank] += rank + 1
+                shown[rank] += own[rank] - before[rank]
+                own[rank] = before[rank] = shown[rank]
+                hops = 1 << turn % max(1, (comm.size - 1).bit_length()) if topology != ring else 1
+                other = (rank + hops) % comm.size
+                moved = mixing * (own[rank] - shown[other])
+                own[rank] -= moved
+                shown[other] += moved
+                if rank == comm.rank:
+                    for array in model.parameters.values():
+                        array += rank + 1
+                    model.step += 1
+                    policy.after_step(model)
+                comm.barrier()
+        for array in model.parameters.values():
+            np.testing.assert_allclose(array, own[comm.rank], 1e-5)
+        for _ in range(2):  # the second time there is nothing to be done
+            policy.synchronize(model)
+            for array in model.parameters.values():
+                np.testing.assert_allclose(array, 6 * (comm.size + 1) / 2, 1e-5)
+
+
+@needs(ranks=2)
+def check_gossip_loses_nothing(comm: Communicator) -> None:
+    """All at once, at paces of their own: the mean is what the steps have made it."""
+    model: Any = Copies(comm, {"w": np.zeros(200_003)})
+    policy = AsyncGossip()
+    policy.attach(model)
+    policy.start_over(model)
+    for _ in range(30 + 20 * comm.rank):
+        model.parameters["w"] += 1
+        model.step += 1
+        policy.after_step(model)
+    policy.synchronize(model)
+    expected = 30 + 20 * (comm.size - 1) / 2
+    np.testing.assert_allclose(model.parameters["w"], expected, 1e-12)
+
+
+@needs(ranks=2)
 def check_joining(comm: Communicator) -> None:
     """Nobody waits for a rank that has no batch left."""
     optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=ParameterServer(staleness=0))
@@ -222,7 +273,7 @@ def check_joining(comm: Communicator) -> None:
 @needs(ranks=2)
 def check_ranks_of_their_own_pace(comm: Communicator) -> None:
     """Different numbers of steps, without any bound."""
-    for policy in (ParameterServer(), EASGD(1)):
+    for policy in (ParameterServer(), EASGD(1), AsyncGossip("ring", 0.25)):
         optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=policy)
         its = [np.zeros(3)]
         for _ in range(1 + 3 * comm.rank):
@@ -236,7 +287,7 @@ def check_ranks_of_their_own_pace(comm: Communicator) -> None:
 @needs(ranks=2)
 def check_a_rank_that_only_serves(comm: Communicator) -> None:
     """For longer than others would be waited for."""
-    for policy in (ParameterServer(1), EASGD(1)):
+    for policy in (ParameterServer(1), EASGD(1), AsyncGossip()):
         optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=policy)
         its = [np.zeros(1000)]
         before, comm._timeout = comm._timeout, 0.5
@@ -294,6 +345,8 @@ def check_wrong_use(comm: Communicator) -> None:
         (lambda: ParameterServer(rule="rmsprop"), "pass 'sgd', 'adagrad' or 'adam'"),  # type: ignore[arg-type]
         (lambda: ParameterServer(lr=0.1), "the wrapped optimizer's counts"),
         (lambda: EASGD(2, alpha=2), "alpha is 2"),
+        (lambda: AsyncGossip("star"), "pass 'ring', 'exponential', or a graph"),
+        (lambda: AsyncGossip(mixing=0.6), "mixing is 0.6; pass a share, above 0 and at most 0.5"),
     ):
         with expect(ringdl.UsageError, text):
             make()

@@ -14,6 +14,7 @@ from ringdl import Communicator, policies
 from ringdl.policies import (
     EASGD,
     AllReduce,
+    AsyncGossip,
     DiLoCo,
     Gossip,
     ParameterAveraging,
@@ -202,6 +203,7 @@ def check_ranks_of_their_own_pace(comm: Communicator) -> None:
         (ParameterServer(rule="adagrad"), 0.05),
         (ParameterServer(rule="adam", push_every=2), 0.01),
         (EASGD(2), 0.1),
+        (AsyncGossip(), 0.1),
     ):
         optimizer, its = train(comm, policy, lambda own, lr=rate: torch.optim.SGD(own, lr))
         policies.synchronize(optimizer)
@@ -218,7 +220,13 @@ def check_ranks_of_their_own_pace(comm: Communicator) -> None:
 
 @needs(ranks=2)
 def check_a_rank_without_batches(comm: Communicator) -> None:
-    for policy in (ParameterAveraging(1), DiLoCo(1), ParameterServer(), EASGD(1)):
+    for policy in (
+        ParameterAveraging(1),
+        DiLoCo(1),
+        ParameterServer(),
+        EASGD(1),
+        AsyncGossip(),
+    ):
         weight = torch.nn.Parameter(torch.zeros(3))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), policy=policy)
         if comm.rank != comm.size - 1:

@@ -318,6 +318,34 @@ void test_pulls() {
   }
 }
 
+// Of one member's shard alone, as this rank and the other one reach it.
+void test_one_shard() {
+  const size_t own = ParameterServer::kMultiple * 1000;
+  for (const auto& hosts : {std::vector<int>{0, 0}, {0, 1}}) {
+    run_on(hosts, [&](const std::shared_ptr<Driver>& driver) {
+      std::vector<float> values(2 * own, 1.0f);
+      const auto server = make(driver, 2 * own, 2, whole(values));
+      const int other = 1 - driver->rank();
+      const auto [begin, end] = server->part(other);
+      CHECK_EQ(begin, static_cast<size_t>(other) * own);
+      CHECK_EQ(end - begin, own);
+      std::vector<float> its(own, static_cast<float>(-1 - other));
+      const std::vector<Piece> pieces{{begin, own, reinterpret_cast<std::byte*>(its.data())}};
+      const ParameterServer::Patience patience{kTimeout};
+      server->push(pieces, {Update::Rule::kSgd, 1.0}, patience, other);  // its: 2 or 3
+      std::ranges::fill(its, static_cast<float>(4 + other));
+      server->pull(pieces, 0.5, patience, other);
+      CHECK(std::ranges::all_of(its, [&](float x) { return x == static_cast<float>(3 + other); }));
+      check::exchange(*driver, {0});
+      server->fetch(pieces, patience, other);
+      CHECK(std::ranges::all_of(its, [&](float x) { return x == static_cast<float>(3 + other); }));
+      server->fetch(whole(values), patience);
+      for (size_t at = 0; at < values.size(); ++at) CHECK_EQ(values[at], at < own ? 3.0f : 4.0f);
+      check::exchange(*driver, {0});
+    });
+  }
+}
+
 // Who is awaited for too long is named.
 void test_patience() {
   for (const auto& hosts : {std::vector<int>{0, 0}, {0, 1}}) {
@@ -455,6 +483,7 @@ int main() {
   test_rules<double>(DType::kFloat64, 1e-12);
   test_ranks_at_once();
   test_pulls();
+  test_one_shard();
   test_patience();
   test_a_caller_that_stops();
   test_leaving();
