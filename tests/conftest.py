@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if mark is None or (EVERYTHING and not mark.kwargs.get("always")):
             continue
         parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-        if parameters.pop("mpi_python", None):
+        if any(parameters.pop(name, None) for name in ("mpi_python", "mpi")):
             key = item.path, item.originalname, repr(parameters)
             alike[key].append(item)
             take_first |= {key} if mark.kwargs.get("first") else set()

@@ -12,6 +12,7 @@ from tests.running import EVERYTHING
 pytest.importorskip("sklearn")
 
 RANKS = (2, 4) if EVERYTHING else (2,)
+POLICIES = [*CHOICES] if EVERYTHING else ["AllReduce", "AsyncGossip", "ParameterServer"]
 
 
 def compare(python: str, *words: str, folder: Path) -> tuple[str, list[dict]]:
@@ -34,9 +35,9 @@ def test_every_policy_learns_what_the_default_does(
 ) -> None:
     """To its accuracy, but for 0.01, with at most twice its examples."""
     words = ("--tasks", "digits", "--ranks", str(ranks), "--seeds", "1", "--octaves", "1")
-    output, (found,) = compare(mpi_python, *words, folder=tmp_path)
+    output, (found,) = compare(mpi_python, *words, "--policies", *POLICIES, folder=tmp_path)
     rows = {row["policy"]: row for row in found["rows"]}
-    assert rows.keys() == CHOICES.keys()
+    assert rows.keys() == {name for name in CHOICES if any(each in name for each in POLICIES)}
     assert rows["AllReduce"]["accuracy"][0] >= 0.94
     late = {policy: row["examples"] for policy, row in rows.items() if not row["examples"] <= 2}
     assert not late, output

@@ -23,6 +23,7 @@ def test_delays_change_no_bits(mpi_python: str, ranks: int, tmp_path: Path) -> N
     assert len(bits) == 1, bits
 
 
+@pytest.mark.any_mpi(always=True)
 @pytest.mark.skipif(not EVERYTHING, reason="takes minutes: make test-all")
 def test_a_million_works(mpi_python: str, tmp_path: Path) -> None:
     run(mpi_python, 2, 1_000_000, 3, tmp_path)

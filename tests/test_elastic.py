@@ -11,7 +11,7 @@ import pytest
 from tests.environments import ELASTIC
 from tests.running import EVERYTHING, JOBS, SOON, TIMEOUT, Ended, run_job, run_ranks
 
-DEATHS = int(os.environ.get("RINGDL_TEST_DEATHS", 10 if EVERYTHING else 1))
+DEATHS = int(os.environ.get("RINGDL_TEST_DEATHS", 4 if EVERYTHING else 1))
 """How many jobs of each kind lose ranks at random moments."""
 
 JOINING = [

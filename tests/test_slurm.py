@@ -47,6 +47,7 @@ def hosts_by_srun(mpi: str) -> int:
     return 1 if "mpich" in mpi else 2
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("mpi", PYTHONS)
 def test_srun(cluster: Slurm, mpi: str) -> None:
     """Ranks train to the same bits."""
@@ -69,6 +70,7 @@ def test_srun_of_what_ddp_takes(cluster: Slurm) -> None:
     assert_same_bits(ended.stdout, 4)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("mpi", PYTHONS)
 def test_run_in_a_batch_job(cluster: Slurm, mpi: str, tmp_path: Path) -> None:
     """mpirun takes the ranks and the hosts from Slurm."""
@@ -79,6 +81,7 @@ def test_run_in_a_batch_job(cluster: Slurm, mpi: str, tmp_path: Path) -> None:
     assert_same_bits((tmp_path / "output").read_text(), 4)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("mpi", PYTHONS)
 def test_doctor_sees_the_hosts(cluster: Slurm, mpi: str) -> None:
     hosts = hosts_by_srun(mpi)
@@ -87,6 +90,7 @@ def test_doctor_sees_the_hosts(cluster: Slurm, mpi: str) -> None:
     assert ("2 hosts" if hosts == 2 else "2 on one host") in ended.stdout, ended.stdout
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("mpi", PYTHONS)
 def test_a_killed_rank_ends_the_step(cluster: Slurm, mpi: str) -> None:
     ended = cluster.srun(mpi, hosts_by_srun(mpi), PYTHONS[mpi], str(JOBS / "endings.py"), "kill")
@@ -144,6 +148,7 @@ def end_time(cluster: Slurm, number: str, checkpoint: Path, start: int) -> None:
     assert signalled.returncode == 0, signalled.stdout
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("mpi", PYTHONS)
 def test_a_job_goes_on_when_its_time_is_over(cluster: Slurm, mpi: str, tmp_path: Path) -> None:
     """It continues from its checkpoint and ends with the bits of one that ran through."""
@@ -157,6 +162,7 @@ def test_a_job_goes_on_when_its_time_is_over(cluster: Slurm, mpi: str, tmp_path:
             cluster.await_state(number, "PENDING")
         cluster.await_state(number, "COMPLETED", "FAILED")
         output = (script.parent / "output").read_text()
+        assert cluster.job(number, "JobState") == "COMPLETED", output
         digests += re.findall(r"all 4 ranks hold the same bits: (\w+)", output)
     first, second = starts(tmp_path / "interrupted")
     assert first == (4, 0)
@@ -167,6 +173,7 @@ def test_a_job_goes_on_when_its_time_is_over(cluster: Slurm, mpi: str, tmp_path:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("mpi", PYTHONS)
 def test_scancel(cluster: Slurm, mpi: str, tmp_path: Path) -> None:
     script = example(

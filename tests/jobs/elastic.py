@@ -66,6 +66,8 @@ def main(steps: int, kills: str, commit: str = "") -> None:
         nonlocal failed_at
         while state.step < steps:
             going_on.wait(state.step, state.commit)
+            if state.step == 20:
+                going_on.tell_of_training()
             how = ends.pop((str(number), state.step), None)
             if how is not None:
                 sys.stdout.write(f"rank {number} ends at {time.monotonic()}\n")

@@ -15,6 +15,13 @@ def number() -> int | str:
     return ringdl.rank() if _newcomer.has_joined() else "new"
 
 
+def tell_of_training() -> None:
+    """By a file of this rank, if the test wants that."""
+    folder = os.environ.get("ELASTIC_FOLDER")
+    if folder is not None:
+        Path(folder, f"{number()}.trains").touch()
+
+
 def wait(at: int, commit: Callable[[], object]) -> None:
     """Until there are as many ranks as ELASTIC_WAITS, "step:size,...", says of this step."""
     waits = dict(each.split(":") for each in os.environ.get("ELASTIC_WAITS", "").split(",") if each)
