@@ -32,7 +32,7 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
-AuthInfo=cred_expire=5
+AuthInfo=cred_expire=10
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
 TmpFS={folder}/tmp
@@ -52,7 +52,7 @@ MailProg=/bin/true
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-"""Credentials expire soon, as a requeued job waits for that."""
+"""Credentials expire soon, as a requeued job waits for that, but not before ranks have started."""
 
 
 def lack() -> str | None:
