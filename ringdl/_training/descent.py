@@ -18,7 +18,7 @@ class SGD:
     """Stochastic gradient descent, with momentum as PyTorch has it.
 
     Args:
-        rate: the learning rate; may be changed between steps.
+        lr: the learning rate; may be changed between steps.
         momentum: of the velocity, from 0 to 1.
         weight_decay: adds so much of the parameter to its gradient.
         nesterov: looks ahead by the momentum.
@@ -26,12 +26,12 @@ class SGD:
 
     def __init__(
         self,
-        rate: float,
+        lr: float,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        self.rate, self.momentum = rate, momentum
+        self.lr, self.momentum = lr, momentum
         self.weight_decay, self.nesterov = weight_decay, nesterov
         self.velocities: dict[Any, Any] = {}
         """By key or index, once there are any."""
@@ -50,7 +50,7 @@ class SGD:
                     velocity *= self.momentum
                     velocity += change
                 change = change + self.momentum * velocity if self.nesterov else velocity
-            parameter -= self.rate * change
+            parameter -= self.lr * change
 
     @property
     def state(self) -> dict[str, Any]:
@@ -66,9 +66,9 @@ class Adam:
     """Adam (Kingma and Ba 2015), as PyTorch computes it.
 
     Args:
-        rate: the learning rate; may be changed between steps.
+        lr: the learning rate; may be changed between steps.
         betas: of the means of gradients and of their squares.
-        epsilon: added to the root of the second.
+        eps: added to the root of the second.
         weight_decay: adds so much of the parameter to its gradient.
     """
 
@@ -76,12 +76,12 @@ class Adam:
 
     def __init__(
         self,
-        rate: float = 1e-3,
+        lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
+        eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        self.rate, self.betas, self.epsilon, self.weight_decay = rate, betas, epsilon, weight_decay
+        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.means: dict[Any, tuple[Any, Any, int]] = {}
         """By key or index: the means of gradients and of their squares, and of how many."""
 
@@ -91,7 +91,7 @@ class Adam:
         for key, parameter, given in _pairs(parameters, gradients):
             gradient = given
             if self.weight_decay and self._is_decoupled:
-                parameter *= 1 - self.rate * self.weight_decay
+                parameter *= 1 - self.lr * self.weight_decay
             elif self.weight_decay:
                 gradient = gradient + self.weight_decay * parameter
             first, second, count = self.means.get(key) or (
@@ -105,8 +105,8 @@ class Adam:
             second += (1 - second_beta) * (gradient * gradient)
             count += 1
             self.means[key] = first, second, count
-            root = (second / (1 - second_beta**count)) ** 0.5 + self.epsilon
-            parameter -= self.rate / (1 - first_beta**count) * (first / root)
+            root = (second / (1 - second_beta**count)) ** 0.5 + self.eps
+            parameter -= self.lr / (1 - first_beta**count) * (first / root)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -126,22 +126,22 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
     Args:
-        rate: see `Adam`.
+        lr: see `Adam`.
         betas: see `Adam`.
-        epsilon: see `Adam`.
-        weight_decay: shrinks parameters by so much of the rate.
+        eps: see `Adam`.
+        weight_decay: shrinks parameters by so much of the learning rate.
     """
 
     _is_decoupled = True
 
     def __init__(
         self,
-        rate: float = 1e-3,
+        lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
+        eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        super().__init__(rate, betas, epsilon, weight_decay)
+        super().__init__(lr, betas, eps, weight_decay)
 
 
 def _array(computed: Any) -> Any:

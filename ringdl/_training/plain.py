@@ -305,9 +305,9 @@ class _Model(Model, Generic[A]):
     @property
     def learning_rate(self) -> float:
         """See `Model`."""
-        if not hasattr(self._optimizer, "rate"):
+        if not hasattr(self._optimizer, "lr"):
             return super().learning_rate
-        return float(self._optimizer.rate)
+        return float(self._optimizer.lr)
 
     def _read(self, arrays: Mapping[str, A]) -> Mapping[str, Array]:
         return {name: self._store.read(each) for name, each in arrays.items()}
