@@ -108,6 +108,13 @@ def test_others_go_on_with_a_parameter_server(settings: tuple[str, str], tmp_pat
     assert "exit codes: [1, -9, 1]" in ended.output, ended.text
 
 
+def test_a_sender_that_is_killed_in_a_message(tmp_path: Path) -> None:
+    """The receive, which names no rank, fails, and so the job does not hang in its end."""
+    ended = by_hand(2, "killed_sender.py", folder=tmp_path)
+    assert ended.output.count("was told") == 1, ended.text
+    assert "exit codes: [1, -9]" in ended.output, ended.text
+
+
 def test_torchrun_ends_with_a_rank(tmp_path: Path) -> None:
     ended = torchrun(2, str(JOBS / "endings.py"), "kill", folder=tmp_path)
     assert ended.code != 0, ended.text

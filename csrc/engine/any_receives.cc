@@ -8,12 +8,21 @@
 namespace ringdl {
 namespace {
 
-// While no message has arrived.
+// While no message has arrived, and until the work that receives it has ended.
 class Awaiting final : public Collective {
  public:
   bool step(Channel&) override { return false; }
+  int64_t pieces() const override { return may_be_written ? 0 : -1; }
   std::string describe() const override { return "no rank has sent one"; }
+
+  bool may_be_written = false;  // the receive's buffer, by a rank that has failed
 };
+
+// It has failed with its sender, and its buffer is kept for good.
+bool is_kept(const Work& message) {
+  return message.state.load() == Work::State::kFailed && !message.released.load() &&
+         message.failure.kind == FailureKind::kRankFailed;
+}
 
 }  // namespace
 
@@ -59,8 +68,11 @@ int AnyReceives::step() {
     if (!receive.message && !receive.work->ended() && are_headers_new && find_message(receive)) {
       ++moved;
     }
-    if (!receive.message || receive.work->ended() || !receive.message->released.load()) continue;
+    if (!receive.message || receive.work->ended()) continue;
+    const bool may_be_written = is_kept(*receive.message);
+    if (!may_be_written && !receive.message->released.load()) continue;
     ++moved;
+    static_cast<Awaiting&>(*receive.work->collective).may_be_written = may_be_written;
     if (receive.message->failure) {
       works_.fail(receive.work, receive.message->failure);
     } else {
