@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
@@ -19,6 +20,14 @@ from ringdl.sklearn._strategies import strategy_of
 def _if_it_has(name: str) -> Callable[[Any], Any]:
     """Make a method available where the wrapped estimator has one of this name."""
     return available_if(lambda self: hasattr(self.estimator, name))  # type: ignore[no-any-return]
+
+
+def _of_rows(method: Callable[[Any], Any], X: Any) -> Any:
+    """What it returns; of no rows, which scikit-learn refuses, nothing."""
+    if getattr(X, "shape", (1,))[0] > 0:
+        return method(X)
+    row = np.zeros((1, X.shape[1]), getattr(X, "dtype", np.float64))
+    return method(type(X)(row, columns=X.columns) if hasattr(X, "columns") else row)[:0]
 
 
 class DistributedEstimator(MetaEstimatorMixin, BaseEstimator):
@@ -118,12 +127,12 @@ class DistributedEstimator(MetaEstimatorMixin, BaseEstimator):
     @_if_it_has("transform")
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the model on all ranks' rows, and transform this rank's. Collective."""
-        return self.fit(X, y, sample_weight).transform(X)
+        return _of_rows(self.fit(X, y, sample_weight).transform, X)
 
     @_if_it_has("fit_predict")
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the model on all ranks' rows, and predict for this rank's. Collective."""
-        return self.fit(X, y, sample_weight).predict(X)
+        return _of_rows(self.fit(X, y, sample_weight).predict, X)
 
     @_if_it_has("predict")
     def predict(self, X: Any) -> Any:

@@ -179,8 +179,11 @@ class _Clusters:
 
         parts, weights, positions = zip(*self.ranks.gathered(local), strict=True)
         order = np.argsort(np.concatenate(positions))
-        stack = sparse.vstack if sparse.issparse(self.rows.X) else np.concatenate
-        return stack(parts)[order], np.concatenate(weights)[order]
+        if any(map(sparse.issparse, parts)):  # of a rank without rows it may be a dense array
+            rows = sparse.vstack([sparse.csr_matrix(each) for each in parts], "csr")
+        else:
+            rows = np.concatenate(parts)
+        return rows[order], np.concatenate(weights)[order]
 
     def _assigned(self, X: Any, weights: Array, centers: Array) -> tuple[Array, float]:
         found: tuple[Array, float] = labels_and_inertia(

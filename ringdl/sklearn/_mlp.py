@@ -46,7 +46,7 @@ class _Steps:
         wanted = 200 if estimator.batch_size == "auto" else estimator.batch_size
         batch_size = min(wanted, self.row_count)
         self.count = -(-self.row_count // batch_size)
-        self.own_row_count = max(1, trained[ranks.rank])
+        self.own_row_count = max(1, trained[ranks.rank] if rows.X.shape[0] > 0 else 0)
         self.batch_size = -(-self.own_row_count * batch_size // self.row_count)
         self.buckets: ringdl.Buckets | None = None
         self.begin_epoch()
@@ -109,17 +109,15 @@ class _Together(BaseMultilayerPerceptron):
             y = column_or_1d(y, warn=True)
         if not is_classifier(self):
             return X, y
-        classes = self._steps.rows.classes
+        classes, labels = self._steps.rows.classes, self._steps.rows.labels
         assert classes is not None
-        if hasattr(self, "classes_") and (self.warm_start or incremental):
-            unknown = np.setdiff1d(classes, self.classes_)
-            if len(unknown) > 0:
-                raise ValueError(
-                    f"y has the classes {unknown} on some rank, which the call before did not have"
-                )
-        else:
+        assert labels is not None
+        if not (hasattr(self, "classes_") and (self.warm_start or incremental)):
             self._label_binarizer = LabelBinarizer().fit(classes if y.ndim == 1 else y)
             self.classes_ = self._label_binarizer.classes_
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown) > 0:
+            raise ValueError(f"y has the classes {unknown} on some rank, and not {self.classes_}")
         return X, self._label_binarizer.transform(y).astype(bool)
 
     def _initialize(self, *arguments: Any) -> None:
@@ -226,11 +224,14 @@ _TOGETHER = {MLPClassifier: _TogetherClassifier, MLPRegressor: _TogetherRegresso
 
 
 def _train(estimator: Any, rows: Rows, ranks: Ranks, call: Callable[..., Any]) -> None:
-    if estimator.early_stopping and min(rows.counts) == 0:
-        raise ringdl.UsageError(
-            f"early_stopping holds out some rows of each rank, and rank {rows.counts.index(0)} has "
-            "none; give it some, or pass early_stopping=False"
-        )
+    rows = rows.without_weightless()
+    if estimator.early_stopping:
+        counts = ranks.gathered(lambda: rows.X.shape[0])
+        if 0 in counts:
+            raise ringdl.UsageError(
+                f"early_stopping holds out some rows of each rank, and rank {counts.index(0)} has "
+                "none with a weight; give it some, or pass early_stopping=False"
+            )
     steps = _Steps(estimator, rows, ranks)
     plain = type(estimator)
     verbose = estimator.verbose if ranks.rank == 0 else False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Rows:
         begin: the number of this rank's first row, if all are counted in rank order.
         classes: for ``fit`` the labels of all ranks' rows; for ``partial_fit`` what was passed, by
             default those of the call before.
+        labels: of all ranks' rows; None where there are none.
         names: of the features, where X has some.
     """
 
@@ -68,12 +69,20 @@ class Rows:
     counts: list[int]
     begin: int
     classes: Array | None
+    labels: Array | None
     names: Array | None
 
     @property
     def total(self) -> int:
         """How many rows there are on all ranks."""
         return sum(self.counts)
+
+    def without_weightless(self) -> Rows:
+        """None of this rank's rows, where all of them have the weight zero."""
+        if self.have_weight or self.X.shape[0] == 0:
+            return self
+        weights = None if self.weights is None else self.weights[:0]
+        return replace(self, X=self.X[:0], y=self.y[:0], weights=weights)
 
     def padded(self) -> tuple[Any, Any, Array | None]:
         """X, y and weights: on a rank without rows one of zeros, for calls that refuse none."""
@@ -143,7 +152,7 @@ def agreed(
     """
     is_first = not (is_partial and hasattr(estimator, "n_features_in_"))
     with ranks.telling():
-        X, y, weights = _checked(strategy, estimator, given, is_first, ranks.size == 1)
+        X, y, weights = _checked(strategy, estimator, given, classes, is_first, ranks.size == 1)
         facts = _facts(estimator, X, y, weights, classes, is_partial)
     every = ranks.gathered(lambda: facts)
     _refuse_differences(every)
@@ -162,20 +171,29 @@ def agreed(
         y = np.empty((0, *shape), dtype)
     names = None if filled[0].names is None else np.asarray(filled[0].names, object)
     estimator.n_features_in_ = X.shape[1]
+    found = [its.labels for its in every if its.labels is not None]
+    labels = unique_labels(*found) if found else None
+    known = labels
     if is_partial:
-        known = getattr(estimator, "classes_", None)
-        labels = known if classes is None else unique_labels(classes)
-    else:
-        found = [its.labels for its in every if its.labels is not None]
-        labels = unique_labels(*found) if found else None
+        before = getattr(estimator, "classes_", None)
+        known = before if classes is None else unique_labels(classes)
     counts = [its.rows for its in every]
-    return Rows(X, y, weights, counts, sum(counts[: ranks.rank]), labels, names)
+    return Rows(X, y, weights, counts, sum(counts[: ranks.rank]), known, labels, names)
 
 
 def _checked(
-    strategy: Strategy, estimator: Any, given: Sequence[Any], is_first: bool, is_alone: bool
+    strategy: Strategy,
+    estimator: Any,
+    given: Sequence[Any],
+    classes: Any,
+    is_first: bool,
+    is_alone: bool,
 ) -> tuple[Any, Any, Array | None]:
     estimator._validate_params()
+    if classes is not None and not is_classifier(estimator):
+        raise ringdl.UsageError(
+            f"{type(estimator).__name__} takes no classes; pass sample_weight by its name"
+        )
     X, y, sample_weight = given
     x_checks = dict(strategy.x_checks)
     if not is_alone and getattr(X, "shape", (1,))[0] == 0:

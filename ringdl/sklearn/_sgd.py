@@ -105,19 +105,38 @@ def _epoch(estimator: Any, rows: Rows, ranks: Ranks) -> None:
 
     def weighted() -> list[Any]:
         estimator.partial_fit(X, y, sample_weight=weights, **classes)
-        return [count, *(count * each for each in _parameters(estimator))]
+        late = count if estimator.average and estimator.average <= estimator.t_ - 1 else 0
+        return [
+            *(count, *(count * each for each in _parameters(estimator))),
+            *(late, *(late * each for each in _averages(estimator))),
+        ]
 
-    total_count, *totals = ranks.sums(weighted)
-    for own, total in zip(_parameters(estimator), totals, strict=True):
-        own[...] = total / total_count
+    totals = ranks.sums(weighted)
+    for its in (_parameters(estimator), _averages(estimator)):
+        (total_count, *sums), totals = totals[: 1 + len(its)], totals[1 + len(its) :]
+        for own, total in zip(its, sums, strict=True):
+            own[...] = total / max(1, total_count)
+    if estimator.average:  # each rank has taken one or the other, by how many rows it has had
+        names = ("_average_coef", "_average_intercept")
+        if total_count == 0:
+            names = ("_standard_coef", "_standard_intercept")
+        coef, intercept = (getattr(estimator, name) for name in names)
+        estimator.coef_ = coef.reshape(estimator.coef_.shape)
+        estimator.intercept_ = intercept.reshape(estimator.intercept_.shape)
     estimator.t_ = begin + max(rows.counts)
 
 
 def _parameters(estimator: Any) -> list[Array]:
-    """What is averaged, in memory that the estimator holds."""
+    """What each step changes, in memory that the estimator holds."""
     names = ["coef_", "intercept_"]
     if estimator.average:
-        names += ["_standard_coef", "_standard_intercept", "_average_coef", "_average_intercept"]
+        names = ["_standard_coef", "_standard_intercept"]
+    return [getattr(estimator, name) for name in names]
+
+
+def _averages(estimator: Any) -> list[Array]:
+    """What `average` keeps once a rank has had so many rows."""
+    names = ["_average_coef", "_average_intercept"] if estimator.average else []
     return [getattr(estimator, name) for name in names]
 
 

@@ -218,6 +218,24 @@ def check_ranks_without_rows(comm: Communicator) -> None:
         )
 
 
+def check_pipelines_of_ranks_without_rows(comm: Communicator) -> None:
+    """Rank 0 alone has some."""
+    X = features(60)
+    y = labels(X, 2)
+    part = slice(0, None if comm.rank == 0 else 0)
+    model = make_pipeline(
+        DistributedEstimator(StandardScaler()),
+        DistributedEstimator(PCA(3, svd_solver="full")),
+        DistributedEstimator(GaussianNB()),
+    ).fit(X[part], y[part])
+    assert_same_bits(comm, model.predict(X), model[-1].theta_)
+    clusters = DistributedEstimator(MiniBatchKMeans(2, random_state=0))
+    assert len(clusters.fit_predict(X[part])) == len(X[part])
+    rows = sparse.csr_matrix(X) if comm.rank == 0 else X[:0]
+    clusters = DistributedEstimator(MiniBatchKMeans(2, random_state=0)).fit(rows)
+    assert_same_bits(comm, clusters.cluster_centers_)
+
+
 def check_single_precision(comm: Communicator) -> None:
     X = features(100).astype(np.float32)
     y, kinds = targets(X), labels(X)

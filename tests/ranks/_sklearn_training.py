@@ -17,6 +17,7 @@ from sklearn.linear_model import (
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.preprocessing import StandardScaler
 
+import ringdl
 from ringdl import Communicator
 from ringdl.sklearn import DistributedEstimator
 from tests.ranks._sklearn_models import (
@@ -32,7 +33,7 @@ from tests.ranks._sklearn_models import (
     targets,
     weights,
 )
-from tests.ranks.support import assert_same_bits, needs
+from tests.ranks.support import assert_same_bits, expect, needs
 
 
 def check_perceptrons(comm: Communicator) -> None:
@@ -181,6 +182,41 @@ def check_descent(comm: Communicator) -> None:
         for _ in range(4):
             model.partial_fit(X[part], target[part], **classes)
         np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-9)
+
+
+@needs(ranks=2)
+def check_averages_that_begin_late(comm: Communicator) -> None:
+    """On some ranks in this epoch, on others in the next: all have the same model."""
+    counts = [60] + [40] * (comm.size - 1)
+    X = features(sum(counts))
+    y = labels(X, 2)
+    part = slice(sum(counts[: comm.rank]), sum(counts[: comm.rank + 1]))
+    model = DistributedEstimator(SGDClassifier(average=50, shuffle=False))
+    for _ in range(3):
+        model.partial_fit(X[part], y[part], classes=[0, 1])
+        assert_same_bits(comm, model.coef_, model.intercept_)
+
+
+@needs(ranks=2)
+def check_perceptrons_without_weight(comm: Communicator) -> None:
+    """A rank whose rows have no weight counts as one that has none."""
+    X = features(40)
+    y = targets(X)
+    weight = np.full(40, 0.0 if comm.rank == 0 else 1.5)
+    for solver in ("adam", "lbfgs"):
+        estimator = MLPRegressor(
+            hidden_layer_sizes=(4,), solver=solver, max_iter=3, shuffle=False, random_state=0
+        )
+        found, without = (
+            DistributedEstimator(estimator).fit(X[part], y[part], weight[part])
+            for part in (slice(None), slice(0, 0 if comm.rank == 0 else None))
+        )
+        for ours, theirs in zip(found.coefs_, without.coefs_, strict=True):
+            assert_same_bits(comm, ours)
+            if solver == "lbfgs":
+                np.testing.assert_allclose(ours, theirs)
+    with expect(ringdl.UsageError, "rank 0 has none with a weight"):
+        DistributedEstimator(MLPRegressor(early_stopping=True)).fit(X, y, weight)
 
 
 @needs(ranks=2)

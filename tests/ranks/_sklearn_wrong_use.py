@@ -14,6 +14,7 @@ from sklearn.linear_model import (
 )
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
+from sklearn.preprocessing import StandardScaler
 
 import ringdl
 from ringdl import Communicator
@@ -129,6 +130,11 @@ def check_refusals(comm: Communicator) -> None:
         DistributedEstimator(MiniBatchKMeans(1000)).fit(X)
     with expect(ValueError, "[2] in y do not exist in the initial classes"):
         DistributedEstimator(GaussianNB()).partial_fit(X, y, classes=[0, 1])
+    with expect(ValueError, "y has the classes [2] on some rank, and not [0 1]"):
+        own = np.where(y == 2, 2 if comm.rank == 0 else 1, y)
+        DistributedEstimator(MLPClassifier((3,))).partial_fit(X, own, classes=[0, 1])
+    with expect(ringdl.UsageError, "StandardScaler takes no classes; pass sample_weight by"):
+        DistributedEstimator(StandardScaler()).partial_fit(X, None, np.ones(30))
     with expect(ValueError, "mle' needs 7 rows at least", f"all ranks have {comm.size}"):
         DistributedEstimator(PCA("mle")).fit(X[:1])
     with expect(ValueError, "none of" if comm.size > 1 else "0 sample(s)"):
@@ -137,7 +143,9 @@ def check_refusals(comm: Communicator) -> None:
         with expect(ringdl.UsageError, "early_stopping is for one rank"):
             DistributedEstimator(SGDClassifier(early_stopping=True)).fit(X, y)
         part = slice(0, None if comm.rank == 0 else 0)
-        with expect(ringdl.UsageError, "holds out some rows of each rank, and rank 1 has none"):
+        with expect(
+            ringdl.UsageError, "holds out some rows of each rank, and rank 1 has none with a weight"
+        ):
             DistributedEstimator(MLPClassifier(early_stopping=True)).fit(X[part], y[part])
     ringdl.shutdown()
     with expect(ringdl.UsageError, "init()"):
