@@ -92,6 +92,9 @@ def dtype_name(variable: Any) -> str:
 
 
 def _name(index: int, variable: Any) -> str:
-    """The same on all ranks, also if some have built more layers, which Keras counts."""
-    path = re.sub(r"_\d+(?=/|:|$)", "", getattr(variable, "path", variable.name))
-    return f"variable {index} ({path})"
+    return f"variable {index} ({path_of(variable)})"
+
+
+def path_of(variable: Any) -> str:
+    """Without the numbers by which Keras counts layers: some ranks may have built more."""
+    return re.sub(r"_\d+(?=_|/|:|$)", "", getattr(variable, "path", variable.name))

@@ -16,6 +16,7 @@ def load_model(
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compression: AnyCompression = Compression.none,
+    legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
     """Load a model, saved with a wrapped optimizer or a bare one, and wrap its optimizer.
@@ -25,8 +26,10 @@ def load_model(
         custom_optimizers: classes of optimizers that are not Keras' own.
         custom_objects: other classes and functions of the model, by name.
         compression: see `DistributedOptimizer`.
+        legacy_opts: accepted, but without effect.
         options: see `DistributedOptimizer`. ``backward_passes_per_step`` is to be given again.
     """
+    del legacy_opts
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.saving.load_model(filepath, custom_objects=known)
     if model.optimizer is not None:

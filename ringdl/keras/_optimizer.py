@@ -36,6 +36,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: Op = ringdl.Average,
+    *,
     num_groups: int = 0,
     groups: Any = None,
     backward_passes_per_step: int = 1,
@@ -50,7 +51,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     would make one: all ranks have to find alike whether gradients are finite). Its class and its
     configuration stay, so models are saved as ever, and load without ringdl. The first gradients
     make all ranks agree on names, shapes and dtypes, and are the time at which replicas that differ
-    are found. Gradients that are missing on some ranks count as zeros there.
+    are found. Gradients that are missing on some ranks count as zeros there on PyTorch, and on
+    TensorFlow run eagerly; else they are an error on all ranks.
 
     Args:
         optimizer: one of Keras 3, on any of its backends, or of tf_keras (Keras 2). One that was

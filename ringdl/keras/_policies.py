@@ -10,7 +10,7 @@ import numpy as np
 
 import ringdl
 from ringdl._training.handed import Handed
-from ringdl.keras._averaging import HOW_TO_MEND, dtype_name
+from ringdl.keras._averaging import HOW_TO_MEND, dtype_name, path_of
 from ringdl.policies import Policy
 from ringdl.policies._policy import Array
 
@@ -26,7 +26,7 @@ class Followed:
     """
 
     def __init__(self, policy: Policy, communicator: ringdl.Communicator) -> None:
-        self._communicator = communicator
+        self._policy, self._communicator = policy, communicator
         self._carry_out = _CARRIERS[keras.backend.backend()](policy, communicator)
 
     def apply(
@@ -39,6 +39,10 @@ class Followed:
         """A step. Collective, as the policy is."""
         if self._communicator.size == 1:
             apply(gradients)
+            if hasattr(self._policy, "rounds"):  # which scripts may end by
+                nothing: dict[str, Tensors] = {"gradients": {}, "parameters": {}, "state": {}}
+                self._carry_out("before", {}, nothing)
+                self._carry_out("after", {}, nothing)
             return
         parameters = _named(variables)
         given = {
@@ -153,7 +157,7 @@ def _state_of(optimizer: Any) -> dict[str, Any]:
     """The floating-point variables of the optimizer's state, but for the learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return {
-        f"{index} {each.path}": each
+        f"{index} {path_of(each)}": each
         for index, each in enumerate(inner.variables)
         if each is not inner._learning_rate and dtype_name(each).startswith(("float", "bfloat"))
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -48,12 +48,15 @@ class BroadcastGlobalVariablesCallback(_Callback):
     Args:
         root_rank: whose.
         device: accepted, but without effect.
+        local_variables: see `register_local_var`: several at once.
     """
 
-    def __init__(self, root_rank: int = 0, device: str = "") -> None:
+    def __init__(
+        self, root_rank: int = 0, device: str = "", local_variables: Iterable[Any] | None = None
+    ) -> None:
         super().__init__()
         self.root_rank = root_rank
-        self._local: set[int] = set()
+        self._local: set[int] = {id(each) for each in local_variables or ()}
         self._is_done = False
 
     def register_local_var(self, var: Any) -> None:

@@ -128,8 +128,10 @@ def _allreduce(
     if op is None:
         op = ringdl.Sum if average is False else ringdl.Average
     results = [
-        _gathered(each, op, scales, process_set) if isinstance(each, tf.IndexedSlices) else None
-        for each in tensors
+        _gathered(each, op, _numbered(name, index, tensors), scales, process_set)
+        if isinstance(each, tf.IndexedSlices)
+        else None
+        for index, each in enumerate(tensors)
     ]
     dense_ones = [index for index, result in enumerate(results) if result is None]
     whole = given([tensors[index] for index in dense_ones], Kind.allreduce, name, process_set)
@@ -220,15 +222,20 @@ def _reducescatter(
     return compressor.decompress(reduced(narrow), wide)
 
 
-def _gathered(slices: Any, op: Op, scales: Scales, process_set: AnySet) -> Any:
+def _numbered(name: str | None, index: int, tensors: Sequence[Any]) -> str | None:
+    return name if name is None or len(tensors) == 1 else f"{name}.{index}"
+
+
+def _gathered(slices: Any, op: Op, name: str | None, scales: Scales, process_set: AnySet) -> Any:
     """The sum of slices as the rows of all ranks, where an index may occur several times."""
     if op not in (ringdl.Sum, ringdl.Average) or scales != UNSCALED:
         raise NotImplementedError(
             "tf.IndexedSlices are reduced with Sum or Average, and not scaled; make them a tensor "
             "first: tf.convert_to_tensor(slices), or sparse_as_dense=True"
         )
-    values = allgather(slices.values, process_set=process_set)
-    indices = allgather(slices.indices, process_set=process_set)
+    names = [None if name is None else f"{name}.{part}" for part in ("values", "indices")]
+    values = allgather(slices.values, names[0], process_set=process_set)
+    indices = allgather(slices.indices, names[1], process_set=process_set)
     if op == ringdl.Average:
         values /= ranks_as(values.dtype, process_set)
     return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -111,20 +111,35 @@ def PartialDistributedGradientTape(  # noqa: N802
 
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: Any, name: str | None = None, use_locking: bool = False, **options: Any
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: AnyCompression = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: Op = ringdl.Average,
+    **options: Any,
 ) -> Any:
     """Make a Keras optimizer average its gradients: see `ringdl.keras.DistributedOptimizer`.
 
     Args:
         optimizer: one that `ringdl.keras.DistributedOptimizer` takes.
-        name: accepted, but without effect, like `use_locking`.
+        name: accepted, but without effect, like `use_locking`, `device_dense`, `device_sparse`.
         use_locking: see `name`.
-        options: those of `ringdl.keras.DistributedOptimizer`.
+        device_dense: see `name`.
+        device_sparse: see `name`.
+        compression: see `ringdl.keras.DistributedOptimizer`, as for all others.
+        sparse_as_dense: see `compression`.
+        backward_passes_per_step: see `compression`.
+        op: see `compression`.
+        options: more of those of `ringdl.keras.DistributedOptimizer`.
 
     Raises:
         UsageError: it is an optimizer of TensorFlow 1.
     """
-    del use_locking
+    del use_locking, device_dense, device_sparse
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ringdl.UsageError(
             f"{type(optimizer).__name__} is an optimizer of TensorFlow 1; take one of tf.keras, or "
@@ -133,7 +148,15 @@ def DistributedOptimizer(  # noqa: N802
         )
     from ringdl import keras
 
-    return keras.DistributedOptimizer(optimizer, name=name, **options)
+    return keras.DistributedOptimizer(
+        optimizer,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        **options,
+    )
 
 
 class _Averaging:

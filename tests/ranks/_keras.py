@@ -319,6 +319,18 @@ def check_callbacks(comm: Communicator) -> None:
         np.testing.assert_allclose(history["lr"][2:], [0.4, 0.04], rtol=1e-6)
 
 
+def check_local_variables_are_not_broadcast(comm: Communicator) -> None:
+    keras.utils.set_random_seed(comm.rank)
+    model = perceptron()
+    local, *others = model.trainable_variables
+    before = keras.ops.convert_to_numpy(local).copy()
+    broadcasting = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[local])
+    broadcasting.set_model(compiled(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))))
+    broadcasting.on_train_begin()
+    assert (keras.ops.convert_to_numpy(local) == before).all()
+    assert_same_bits(comm, *map(keras.ops.convert_to_numpy, others))
+
+
 def check_momentum_is_corrected(comm: Communicator) -> None:
     """A velocity holds the rate: it changes with it."""
     model = compiled(
@@ -419,6 +431,10 @@ def check_values(comm: Communicator) -> None:
     assert hvd.allgather(tensor([comm.rank])).tolist() == list(range(comm.size))
     assert hvd.broadcast(tensor([comm.rank]), root_rank=comm.size - 1).tolist() == [comm.size - 1]
     assert len(hvd.reducescatter(np.ones(comm.size), op=ringdl.Sum)) == 1
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        value = hvd.allreduce(np.float32([comm.rank, 1.0]), average=None, compression=compression)
+        assert value.dtype == np.float32
+        assert value.tolist() == [(comm.size - 1) / 2, 1.0]
 
 
 @needs(ranks=2)

@@ -77,6 +77,31 @@ def check_policies(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_state_is_averaged_whatever_else_was_built(comm: Communicator) -> None:
+    """Keras counts layers, and names the optimizer's state by them."""
+    if comm.rank == 0:
+        perceptron()
+    keras.utils.set_random_seed(1)
+    model = perceptron()
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.01, momentum=0.9), policy=policies.ParameterAveraging(1, "average")
+    )
+    x, y = data()
+    fitted(compiled(model, optimizer), x + comm.rank, y, size=1)
+    assert_same_bits(comm, *map(keras.ops.convert_to_numpy, model.optimizer.momentums))
+
+
+def check_rounds_of_one_rank(comm: Communicator) -> None:
+    if comm.size > 1:
+        return
+    policy = policies.ParameterAveraging(3, balance=True)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), policy=policy)
+    model = compiled(perceptron(), optimizer)
+    fitted(model, *data(), size=1)
+    assert policy.rounds == int(model.optimizer.iterations) // 3 > 0
+
+
+@needs(ranks=2)
 def check_wrong_policies(comm: Communicator) -> None:
     for policy, options, text in (
         ("gossip", {}, "pass one of ringdl.policies"),

@@ -124,7 +124,15 @@ def check_wrapped_optimizer(comm: Communicator) -> None:
 
     assert of_keras.DistributedOptimizer is ringdl.keras.DistributedOptimizer
     optimizer = hvd.DistributedOptimizer(
-        tf.keras.optimizers.SGD(1.0), compression=hvd.Compression.none, op=hvd.Average
+        tf.keras.optimizers.SGD(1.0),
+        None,
+        False,
+        "",
+        "",
+        hvd.Compression.none,
+        False,
+        1,
+        hvd.Average,
     )
     variable = tf.keras.Variable(tf.zeros([2]))
     optimizer.apply_gradients([(tf.fill([2], comm.rank + 1.0), variable)])
@@ -198,6 +206,13 @@ def check_sparse_gradients(comm: Communicator) -> None:
     for op, value in ((hvd.Average, 1 / comm.size), (hvd.Sum, 1.0)):
         for reduce in both(lambda x, op=op: hvd.grouped_allreduce([x, 1.0], op=op)[0]):
             assert (whole(tf.convert_to_tensor(reduce(slices))) == np.float32(value)).all()
+    first, second = (
+        tf.IndexedSlices(tf.fill([1, 2], value), index, shape) for value in (1.0, 100.0)
+    )
+    named = [("first", first, 1.0), ("second", second, 100.0)]
+    for name, each, value in named[:: 1 if comm.rank == 0 else -1]:  # in another order
+        found = hvd.allreduce(each, op=hvd.Sum, name=name)
+        assert (whole(tf.convert_to_tensor(found)) == value).all()
     with expect(NotImplementedError, "are reduced with Sum or Average"):
         hvd.allreduce(slices, op=hvd.Max)
 
