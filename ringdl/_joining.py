@@ -16,8 +16,8 @@ class Leaves(StartsOver, Protocol):
     """Is notified before, when this rank joins, and of who joined last."""
 
     @property
-    def has_own_pace(self) -> bool:
-        """Whether others may go on for long without any call that this rank would notice."""
+    def lets_ranks_differ(self) -> bool:
+        """Whether ranks have parameters of their own between two meetings."""
 
     def leave(self) -> None: ...
     def joined(self, last: int) -> None: ...
@@ -25,6 +25,7 @@ class Leaves(StartsOver, Protocol):
 
 _alive: weakref.WeakSet[StartsOver] = weakref.WeakSet()
 _leaving: weakref.WeakSet[Leaves] = weakref.WeakSet()
+_at_own_pace: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
 
 
 def starts_over(each: StartsOver) -> None:
@@ -36,6 +37,11 @@ def leaves(each: Leaves) -> None:
     """Likewise."""
     _alive.add(each)
     _leaving.add(each)
+
+
+def trains_at_own_pace(each: object) -> None:
+    """While it lives, others may go on for long without any call that a rank in join() notices."""
+    _at_own_pace[id(each)] = each
 
 
 def leave_all() -> Exception | None:
@@ -50,8 +56,13 @@ def leave_all() -> Exception | None:
 
 
 def have_own_pace() -> bool:
-    """Whether some of them do."""
-    return any(each.has_own_pace for each in list(_leaving))
+    """Whether something does that was passed to `trains_at_own_pace`."""
+    return len(_at_own_pace) > 0
+
+
+def let_ranks_differ() -> bool:
+    """Whether some of them do, on this rank."""
+    return any(each.lets_ranks_differ for each in list(_leaving))
 
 
 def start_all_over(last: int) -> None:

@@ -208,6 +208,9 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
         ("between_runs", 2),
         ("between_passes", 2),
         ("parameters_that_differ", 2),
+        ("arrays_that_differ", 2),
+        ("one_raises_while_others_wait_for_its_clock", 2),
+        ("one_dies_whom_nobody_waits_for", 2),
         ("one_raises_while_others_compute", 2),
         ("one_raises_in_the_recovery", 1),
     ],
@@ -220,6 +223,7 @@ def test_they_go_on(python: str, case: str, left: int, tmp_path: Path) -> None:
     assert ended.output.count(f"ended on {left}\n") == left, ended.text
     why = {
         "one_raises_while_others_compute": "ZeroDivisionError: here alone",
+        "one_raises_while_others_wait_for_its_clock": "ZeroDivisionError: here alone",
         "one_raises_in_the_recovery": "OSError: too many open files",
     }
     assert ended.errors.count("Traceback") == (case in why), ended.text

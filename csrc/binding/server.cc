@@ -86,19 +86,21 @@ void bind_server(nb::module_& module) {
       .def(
           "__init__",
           [](Server* self, const Communicator& communicator, const std::string& name, DType dtype,
-             size_t count, Update::Rule rule, int servers, const SharedGroup& group) {
+             size_t count, Update::Rule rule, int servers, const SharedGroup& group,
+             bool ends_with_members) {
             const auto& driver = communicator.driver;
             const SharedGroup& members = group ? group : driver->group_of_all_ranks();
             std::unique_ptr<ParameterServer> own;
             {
               const nb::gil_scoped_release release;
               own = std::make_unique<ParameterServer>(driver, name, members, dtype, count, rule,
-                                                      servers);
+                                                      servers, ends_with_members);
             }
             new (self) Server(dtype, count, std::move(own));
           },
           nb::arg("communicator"), nb::arg("name"), nb::arg("dtype"), nb::arg("count"),
-          nb::arg("rule"), nb::arg("servers"), nb::arg("group").none())
+          nb::arg("rule"), nb::arg("servers"), nb::arg("group").none(),
+          nb::arg("ends_with_members"))
       .def("place", [](const Server& self) { return self.own->place(); })
       .def("connect",
            [](Server& self, const std::vector<int64_t>& places) {

@@ -247,6 +247,11 @@ void Driver::help() {
   engine_.find_failed_ranks(now_ns());
 }
 
+void Driver::refuse_failed(const Group& group) {
+  const Lock lock = lock_for_call();
+  if (const Failure failure = engine_.parts().membership.failure_in(group)) failure.raise();
+}
+
 bool Driver::is_gone(int rank) {
   const Lock lock = lock_for_call();
   return engine_.parts().membership.is_gone(rank);

@@ -181,6 +181,8 @@ class Driver {
   std::shared_ptr<Work> call_box(const BoxName& name, int to, std::unique_ptr<Collective> caller);
   /// For who waits for what others do unasked: polls once, and looks for ranks that have failed.
   void help();
+  /// @throws RankFailedError  it is known that a member has failed
+  void refuse_failed(const Group& group);
   /// Whether a rank answers no message any more.
   bool is_gone(int rank);
   /// What travels at once.

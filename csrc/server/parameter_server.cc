@@ -66,7 +66,7 @@ constexpr size_t kMostTold = 16;
 
 ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, std::string name,
                                  SharedGroup group, DType dtype, size_t count, Update::Rule rule,
-                                 int servers)
+                                 int servers, bool ends_with_members)
     : driver_(std::move(driver)),
       name_{std::move(name), group},
       group_(std::move(group)),
@@ -78,6 +78,7 @@ ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, std::string nam
       rule_(rule),
       dtype_(dtype),
       servers_(servers),
+      ends_with_members_(ends_with_members),
       process_(getpid()),
       clocks_(std::make_shared<Clocks>(group_->size())) {
   if (!is_updatable(dtype)) {
@@ -179,6 +180,7 @@ std::vector<int> ParameterServer::servers_or(std::optional<int> member) const {
 void ParameterServer::visit(const Request& request, const std::vector<Piece>& pieces,
                             const std::vector<int>& servers, const Patience& patience) {
   refuse_forked();
+  look_for_failures();
   Calls calls{*driver_, {}};
   std::vector<Shard> here;
   for (const int member : servers) {
@@ -205,9 +207,20 @@ void ParameterServer::visit(const Request& request, const std::vector<Piece>& pi
 
 // A block of this host may be held by a call that this process answers.
 void ParameterServer::help() {
+  look_for_failures();
   if (!service_) return;
   driver_->help();
   tell_late();
+}
+
+// Calls in this host's memory send nothing, by which they would notice.
+void ParameterServer::look_for_failures() {
+  if (!ends_with_members_) return;
+  const int64_t now = now_ns();
+  if (now - looked_ns_ < 100 * kMillisecond) return;
+  looked_ns_ = now;
+  driver_->help();
+  driver_->refuse_failed(*group_);
 }
 
 void ParameterServer::refuse_forked() const {
@@ -299,6 +312,7 @@ bool ParameterServer::has_ended(int member) const {
 }
 
 void ParameterServer::wait_for(uint64_t steps, const Patience& patience) {
+  look_for_failures();
   int behind = 0;
   wait_until(
       [&](bool looks_for_dead) {

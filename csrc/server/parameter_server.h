@@ -42,11 +42,13 @@ class ParameterServer {
   /// @param name  the same on all members, and of no other one
   /// @param count  of all parameters, of one dtype
   /// @param servers  at most as many as members
+  /// @param ends_with_members  whether every call throws RankFailedError once a member has failed,
+  /// for ranks that go on without it all together. Else what does not need it goes on
   /// @throws UsageError  the dtype is not updated; or members are on several hosts, and no thread
   /// answers in the background
   /// @throws OutOfMemory
   ParameterServer(std::shared_ptr<Driver> driver, std::string name, SharedGroup group, DType dtype,
-                  size_t count, Update::Rule rule, int servers);
+                  size_t count, Update::Rule rule, int servers, bool ends_with_members = false);
   /// Others may still use this rank's shard.
   ~ParameterServer();
   ParameterServer(const ParameterServer&) = delete;
@@ -101,6 +103,7 @@ class ParameterServer {
                              const std::vector<Piece>& pieces = {});
   void wait_for_answer(int member, const std::shared_ptr<Work>& work, const Patience& patience);
   void refuse_forked() const;
+  void look_for_failures();
   void tell(int member);
   void tell_late();
   void help();
@@ -121,6 +124,8 @@ class ParameterServer {
   const Update::Rule rule_;
   const DType dtype_;
   const int servers_;
+  const bool ends_with_members_;
+  int64_t looked_ns_ = 0;  // for failures
   const int64_t process_;
   std::shared_ptr<std::byte> memory_;
   int64_t place_ = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -169,10 +170,9 @@ class Following:
         return self._policy.averages_gradients(self._model.step if is_going_on else 0)
 
     @property
-    def has_own_pace(self) -> bool:
-        """Whether ranks train by a policy for which nobody waits."""
-        is_its = self._has_begun and not self._has_ended
-        return is_its and type(self._policy).leave is not Policy.leave
+    def lets_ranks_differ(self) -> bool:
+        """Whether they do not average gradients for good."""
+        return not self._has_ended and not self._policy.averages_gradients(sys.maxsize)
 
     def leave(self) -> None:
         """This rank joins."""
@@ -199,6 +199,7 @@ class Following:
         """The optimizer has stepped."""
         self._model.step += 1
         self._call(self._policy.after_step)
+        self._count_alone()
 
     def synchronize(self, parameters: Any = None) -> None:
         """See `ringdl.policies.synchronize`. Collective."""
@@ -209,11 +210,19 @@ class Following:
         if have_joined and type(self._policy).leave is Policy.leave:
             with self._model.lent():
                 newest = [ArrayReplica(each) for each in self._model.parameters.values()]
-                replicas.broadcast(newest, self._last, self._model.communicator)
+                replicas.broadcast(newest, self._newest(), self._model.communicator)
             return
         if not have_joined:
             self._begin()
         self._call(self._policy.synchronize)
+
+    def _newest(self) -> int:
+        """The rank that joined last; of a part of the ranks, the one that has made most steps."""
+        its = self._model.communicator
+        if its._group is None:
+            return self._last
+        steps = its.allgather_object(self._model.step, f"{self._model.key}.steps")
+        return max(range(its.size), key=lambda rank: (steps[rank], rank))
 
     def _average(self, model: ModelOfPolicies) -> None:
         its = {name: each for name, each in model.gradients.items() if each is not None}
@@ -225,6 +234,10 @@ class Following:
         if self._model.communicator.size > 1:
             with self._model.lent():
                 method(self._model)
+
+    def _count_alone(self) -> None:
+        if self._model.communicator.size == 1:
+            self._policy.count_alone(self._model.step)
 
     def _refuse_ended(self) -> None:
         if self._has_ended:
@@ -257,4 +270,5 @@ class Following:
         self._model.step = 0
         self.times += 1
         self._call(self._policy.start_over)
+        self._count_alone()
         self._has_begun, self._have_joined = True, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import ringdl
+from ringdl._joining import trains_at_own_pace
 from ringdl.policies import AllReduce, Policy
 
 
@@ -47,7 +48,7 @@ def check_passes(passes: int) -> None:
 def check_policy(
     policy: Any, op: Any, wire: str | None, predivisor: float = 1.0, handed: bool = False
 ) -> Policy | None:
-    """Refuse what does not go with a policy.
+    """Refuse what does not go with a policy, which is going to be used.
 
     Args:
         policy: the argument.
@@ -82,4 +83,6 @@ def check_policy(
             raise ringdl.UsageError(
                 f"gradient_predivide_factor is for gradients, and with {policy!r} none are averaged"
             )
+    if type(policy).leave is not Policy.leave:
+        trains_at_own_pace(policy)
     return policy

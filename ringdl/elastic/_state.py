@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl import _newcomers
+from ringdl import _joining, _newcomers
 from ringdl._communicator import Communicator
 from ringdl._errors import Error, UsageError
 from ringdl._safetensors import Array, Arrays
@@ -336,12 +336,15 @@ class State:
             self._take(commit.values, commit.objects)
             self._number = commit.number
             kept, place = commit.kept or {}, (commit.rank, commit.size)
-        former = ranks.allgather_object(place, name="ringdl.elastic.former")
+        told = ranks.allgather_object(
+            (place, _joining.let_ranks_differ()), name="ringdl.elastic.former"
+        )
+        former, differ = zip(*told, strict=True)
         own = _shards.cut_anew(kept, former, ranks)
         if own is not None:
             self.own = own
         goes_on = self._number > self._first_number
-        if len(holders) < ranks.size or self._differs():
+        if len(holders) < ranks.size or any(differ):  # all go on from the parameters of one
             self.sync(holders[0])
         elif own is not None:
             self._keep()
@@ -362,10 +365,6 @@ class State:
         if self._commits:
             self.restore()
         self._begin()
-
-    def _differs(self) -> bool:
-        """Whether ranks have parameters of their own, by a policy: they go on from those of one."""
-        return any(hasattr(value, "_ringdl_following") for value in self._values.values())
 
     def _copy(self) -> dict[str, Any]:
         return {name: _values.save(value) for name, value in self._values.items()}

@@ -66,9 +66,14 @@ class Follower:
         results = iter(self._call(when, parts, count))
         return {part: {name: next(results) for name in its} for part, its in changed.items()}
 
-    def note_ranks(self) -> None:
-        """In a step of one rank alone: what is compiled is for no more of them."""
-        follow_p.bind(call=-1, count=0, **self._ranks.place())
+    def note_step(self) -> None:
+        """A step of one rank alone: what is compiled is for no more of them."""
+        if hasattr(self.handed.policy, "rounds"):  # which scripts may end by
+            nothing: dict[str, Any] = {"gradients": {}, "parameters": {}, "state": {}}
+            self.call("before", {}, nothing)
+            self.call("after", {}, nothing)
+        else:
+            follow_p.bind(call=-1, count=0, **self._ranks.place())
 
     def synchronize(self, parameters: Any = None) -> Any:
         """See `ringdl.policies.synchronize`."""
@@ -112,6 +117,8 @@ _calls: list[_Call] = []
 def _carry_out(number: int, memory: list[Array]) -> str:
     call, each = _calls[number], iter(memory)
     handed = call.handed()
+    if handed is None and not memory:
+        return ""  # of one rank, whose rounds nobody asks for any more
     if handed is None:
         return "ringdl.UsageError: the optimizer of this compiled function is gone; keep it"
     arrays: dict[str, Mapping[str, Array]] = {

@@ -56,7 +56,7 @@ def follow(optimizer: Any, policy: Policy, ranks: Ranks) -> Optimizer:
             )
 
         if ranks.communicator.size == 1:
-            follower.note_ranks()
+            follower.note_step()
             updates, own = inner.update(updates, state.inner, params, **extra)
             return updates, State(own)
 

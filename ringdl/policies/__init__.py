@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringdl import _joining
 from ringdl._errors import UsageError
 from ringdl.policies._async_gossip import AsyncGossip
 from ringdl.policies._averaging import AllReduce, ParameterAveraging, PostLocalSGD
@@ -43,11 +44,12 @@ def synchronize(optimizer: Any, parameters: Any = None) -> Any:
         With optax the parameters, else None.
 
     Raises:
-        UsageError: the optimizer is not wrapped.
+        UsageError: the optimizer is not wrapped: pass what `DistributedOptimizer` has returned, not
+            a chain of optax that it is in.
     """
     if not hasattr(optimizer, "_ringdl_following"):
-        if parameters is not None:  # a chain of optax
-            return parameters
+        if parameters is not None and not _joining.let_ranks_differ():
+            return parameters  # averaged gradients, in a chain of optax
         raise UsageError(
             f"this {type(optimizer).__name__} is not wrapped; pass what DistributedOptimizer "
             "returned"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringdl._errors import UsageError
-from ringdl.policies._flat import Flat
 from ringdl.policies._graphs import Topology, checked, graphs_of
+from ringdl.policies._mean import Mean, average
 from ringdl.policies._policy import Array, Model, Policy
 from ringdl.policies._shards import Shards, wait_for_trainers
 
@@ -39,7 +39,7 @@ class AsyncGossip(Policy):
         """See `Policy.attach`."""
         self._graphs = graphs_of(self.topology, model.communicator.size)
         self._shown = Shards(model, of_each=True)
-        self._flat = Flat(model)
+        self._mean = Mean(model.parameters, model)
         self._before: dict[str, Array] = {}
 
     def start_over(self, model: Model) -> None:
@@ -56,17 +56,27 @@ class AsyncGossip(Policy):
         """See `Policy.leave`."""
         if self._before:  # it has made a step
             self._show(model)
+        self._before = {}
 
     def synchronize(self, model: Model) -> None:
         """See `Policy.synchronize`: the mean of all parameters."""
+        import numpy as np
+
         self.leave(model)
         wait_for_trainers(model, "shown")
-        parameters, its = model.parameters, model.communicator
-        self._shown.fetch(parameters, its.rank)
-        self._flat.gather(parameters)
-        for dtype, own in self._flat.own.items():
-            its.allreduce_(own, name=f"{model.key}.mean.{dtype}")
-        self._flat.spread(parameters)
+        its, parameters = model.communicator, model.parameters
+        here = its.allgather(np.array([its.rank]), name=f"{model.key}.here").tolist()
+        copies = [its.rank]
+        if its.rank == here[0]:  # ranks that are in join() have it do their part
+            copies += {*range(its.size)} - {*here}
+        total = {name: np.zeros_like(array) for name, array in parameters.items()}
+        for member in copies:
+            self._shown.fetch(parameters, member)
+            for name, array in parameters.items():
+                total[name] += array / len(copies)
+        average(self._mean, total, 0, weight=len(copies))
+        for name, array in parameters.items():
+            array[...] = total[name]
         self.start_over(model)
 
     def _show(self, model: Model) -> None:

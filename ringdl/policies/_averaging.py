@@ -97,6 +97,10 @@ class ParameterAveraging(Policy):
             self._sent = {}
             self._mean.end()
 
+    def count_alone(self, step: int) -> None:
+        """See `Policy.count_alone`."""
+        self._rounds.number = max(0, step) // self.every
+
     def begin_rounds(self, step: int) -> None:
         """Count steps from this one."""
         self._rounds.start_over(step)
@@ -179,6 +183,10 @@ class PostLocalSGD(Policy):
     def start_over(self, model: Model) -> None:
         """See `Policy.start_over`."""
         self._later.start_over(model)
+
+    def count_alone(self, step: int) -> None:
+        """See `Policy.count_alone`."""
+        self._later.count_alone(step - self.after)
 
     def after_step(self, model: Model) -> None:
         """See `Policy.after_step`."""

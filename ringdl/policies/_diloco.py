@@ -65,6 +65,10 @@ class DiLoCo(Policy):
         self._outer = {name: array.copy() for name, array in model.parameters.items()}
         self._velocities: dict[str, Array] = {}
 
+    def count_alone(self, step: int) -> None:
+        """See `Policy.count_alone`."""
+        self._rounds.number = step // self.inner_steps
+
     def after_step(self, model: Model) -> None:
         """See `Policy.after_step`."""
         if self._rounds.is_due(model.step):

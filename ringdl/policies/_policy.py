@@ -86,6 +86,9 @@ class Policy:
     def after_step(self, model: Model) -> None:
         """The optimizer has changed the parameters, and counted the step."""
 
+    def count_alone(self, step: int) -> None:
+        """There is one rank, which has made so many steps: nothing is exchanged."""
+
     def leave(self, model: Model) -> None:
         """This rank has no batch left: it has called ``join()``, and will wait for the others.
 

@@ -59,7 +59,8 @@ class Shards:
             place = _FAILED
             try:
                 name = f"parameters {its._count('parameters')} of {dtype.name}"
-                how = (dtype, count, rule, self._count, its._group)
+                goes_on = its._shared.connections is not None  # see `elastic.run`
+                how = (dtype, count, rule, self._count, its._group, goes_on)
                 server = _engine.ParameterServer(its._engine, name, *how)
                 place = server.place()
             except (Error, MemoryError) as caught:  # the others must be notified

@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 import ringdl
+import ringdl.numpy
 from ringdl import _ulfm, elastic, policies
 from ringdl.elastic import _shards
 
@@ -161,6 +162,40 @@ def parameters_that_differ() -> None:
     train_model(1, policies.ParameterAveraging(4))
 
 
+def train_weights(policy: policies.Policy, pause: float = 0.0, raises: bool = False) -> None:
+    """Without a framework. The last rank fails; rank 1 makes a step in so many seconds."""
+    optimizer = ringdl.numpy.DistributedOptimizer(ringdl.numpy.SGD(0.1), policy=policy)
+    state = elastic.State(w=np.zeros(500), step=0)
+
+    def train(state: elastic.State) -> None:
+        while state.step < 20:
+            if state.step == 6 and ringdl.size() == 3 and ringdl.rank() == 2:
+                if raises:
+                    raise ZeroDivisionError("here alone")
+                end()
+            time.sleep(pause if ringdl.rank() == 1 else 0)
+            optimizer.step([state.w], [state.w - ringdl.rank()])
+            state.step += 1
+            state.commit()
+        policies.synchronize(optimizer)
+
+    elastic.run(train, state)
+    assert ringdl.broadcast_object(state.w.tolist()) == state.w.tolist()
+
+
+def arrays_that_differ() -> None:
+    train_weights(policies.ParameterAveraging(4))
+
+
+def one_raises_while_others_wait_for_its_clock() -> None:
+    train_weights(policies.ParameterServer(staleness=0), raises=True)
+
+
+def one_dies_whom_nobody_waits_for() -> None:
+    """The others learn of it in steps of their own, not after the last one of the slowest."""
+    train_weights(policies.AsyncGossip(), pause=0.5)
+
+
 CASES = {
     function.__name__: function
     for function in (
@@ -173,6 +208,9 @@ CASES = {
         no_rank_is_lost,
         between_passes,
         parameters_that_differ,
+        arrays_that_differ,
+        one_raises_while_others_wait_for_its_clock,
+        one_dies_whom_nobody_waits_for,
     )
 }
 

@@ -103,6 +103,42 @@ def check_ranks_of_their_own_pace(comm: Communicator) -> None:
         assert_same_bits(comm, *(np.asarray(each) for each in its.values()))
 
 
+def check_rounds_of_one_rank(comm: Communicator) -> None:
+    """In compiled steps, too; and what these change is what the bare optimizer does."""
+    if comm.size > 1:
+        return
+    policy = ParameterAveraging(3, balance=True)
+    optimizer = rj.DistributedOptimizer(optax.sgd(0.1), policy=policy)
+
+    @jax.jit
+    def step(its: Any, state: Any) -> Any:
+        updates, state = optimizer.update(its, state, its)
+        return optax.apply_updates(its, updates), state
+
+    its, state = {"w": jnp.ones(3)}, optimizer.init({"w": jnp.ones(3)})
+    for number in range(1, 8):
+        its, state = step(its, state)
+        jax.block_until_ready(its)
+        jax.effects_barrier()
+        assert policy.rounds == number // 3
+
+
+def check_optimizers_in_chains(comm: Communicator) -> None:
+    """They are synchronized by what DistributedOptimizer returned."""
+    policy = ParameterAveraging(1000)
+    inside = rj.DistributedOptimizer(optax.sgd(0.1), policy=policy)
+    chain = optax.chain(optax.clip(1.0), inside)
+    its, state = jnp.ones(3), None
+    state = chain.init(its)
+    updates, state = chain.update(jnp.full(3, float(comm.rank)), state, its)
+    its = optax.apply_updates(its, updates)
+    if comm.size > 1:
+        with expect(ringdl.UsageError, "is not wrapped; pass what DistributedOptimizer returned"):
+            policies.synchronize(chain, its)
+    its = policies.synchronize(inside, its)
+    assert_same_bits(comm, np.asarray(its))
+
+
 @needs(ranks=2)
 def check_scans(comm: Communicator) -> None:
     """Several steps in one compiled function, of float32."""

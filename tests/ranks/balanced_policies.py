@@ -44,6 +44,26 @@ def check_slower_ranks_make_fewer_steps(comm: Communicator) -> None:
         assert_same_bits(comm, its[0])
 
 
+def check_rounds_of_one_rank(comm: Communicator) -> None:
+    """They are counted, and loops end; from nought, where training begins again."""
+    if comm.size > 1:
+        return
+    for policy, steps in (
+        (ParameterAveraging(4, balance=True), 8),
+        (PostLocalSGD(3, 4, balance=True), 11),
+        (DiLoCo(4, balance=True), 8),
+    ):
+        optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=policy)
+        its, made = [np.zeros(3)], 0
+        while policy.rounds < 2 and made < 20:
+            optimizer.step(its, [np.ones(3)])
+            made += 1
+        assert made == steps, repr(policy)
+        comm.join()
+        optimizer.step(its, [np.ones(3)])
+        assert policy.rounds == 0
+
+
 @needs(ranks=2)
 def check_ranks_that_end_in_other_rounds(comm: Communicator) -> None:
     """All are told by what to end."""

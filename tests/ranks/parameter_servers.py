@@ -245,6 +245,30 @@ def check_gossip_loses_nothing(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_gossip_without_ranks_that_have_joined(comm: Communicator) -> None:
+    """The mean is of their parameters, too, and what they had does not come back later."""
+    optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=AsyncGossip())
+    its = [np.zeros(1000)]
+    mean = -1.0
+    optimizer.step(its, [np.ones(1000)])
+    if comm.rank > 0:
+        for _ in range(3):
+            policies.synchronize(optimizer)
+            np.testing.assert_allclose(its[0], mean, rtol=1e-12)
+            optimizer.step(its, [np.full(1000, 2.0)])
+            mean -= 2 * (comm.size - 1) / comm.size
+    last = comm.join()
+    ringdl.broadcast_(its[0], last)
+    before = its[0].copy()
+    if comm.rank > 0:
+        optimizer.step(its, [np.ones(1000)])
+    comm.join()
+    policies.synchronize(optimizer)
+    np.testing.assert_allclose(its[0], before - (comm.size - 1) / comm.size, rtol=1e-12)
+    assert_same_bits(comm, its[0])
+
+
+@needs(ranks=2)
 def check_joining(comm: Communicator) -> None:
     """Nobody waits for a rank that has no batch left."""
     optimizer = rn.DistributedOptimizer(rn.SGD(1.0), policy=ParameterServer(staleness=0))

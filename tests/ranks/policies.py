@@ -384,6 +384,25 @@ def check_after_a_join(comm: Communicator) -> None:
         assert_same_bits(comm, its[0])
 
 
+@needs(ranks=3)
+def check_a_part_of_the_ranks_after_a_join(comm: Communicator) -> None:
+    """They have the parameters of the one of them that has made most steps."""
+    members = [comm.size - 2, comm.size - 1]
+    part = comm.group(members)
+    for most in members:
+        if part is not None:
+            policy = ParameterAveraging(100)
+            optimizer = rn.DistributedOptimizer(rn.SGD(1.0), communicator=part, policy=policy)
+            its = [np.zeros(3)]
+            for _ in range(5 if comm.rank == most else 2):
+                optimizer.step(its, [np.ones(3)])
+        comm.join()
+        if part is not None:
+            policies.synchronize(optimizer)
+            assert (its[0] == -5).all(), its[0]
+        comm.barrier()
+
+
 @needs(ranks=2)
 def check_a_rank_that_joins_before_the_first_mean(comm: Communicator) -> None:
     """The optimizer's state is kept then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,21 @@ def check_a_rank_without_batches(comm: Communicator) -> None:
         expected = 2 * (comm.size - 1) if isinstance(policy, ParameterServer) else 2
         if isinstance(policy, (ParameterAveraging, ParameterServer)):
             assert (weight == -expected).all(), f"{policy!r}: {weight}"
+
+
+@needs(ranks=2)
+def check_joining_before_the_first_step(comm: Communicator) -> None:
+    """Others train for longer than a rank would be waited for."""
+    for policy in (ParameterServer(), EASGD(1), AsyncGossip()):
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), policy=policy)
+        before, comm._timeout = comm._timeout, 0.5 if comm.rank == 0 else comm._timeout
+        for _ in range(4 if comm.rank > 0 else 0):
+            weight.grad = torch.ones(3)
+            optimizer.step()
+            time.sleep(0.3)
+        hvd.join()
+        comm._timeout = before
 
 
 @needs(ranks=2)
