@@ -43,6 +43,9 @@ void wait_until(const std::function<bool(bool looks_for_dead)>& step,
   }
 }
 
+// Longer than messages that are sent without being asked for, and would be kept in any number.
+constexpr size_t kLeastSegment = 64 << 10;
+
 size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
 
 // Calls of other hosts, given up unless they have ended: their arrays are the caller's.
@@ -154,17 +157,20 @@ void ParameterServer::connect(const std::vector<int64_t>& places) {
   const auto own = shards_.find(group_->rank);
   service_ = std::make_shared<ShardService>(
       ShardService::Place{clocks_, own == shards_.end() ? std::nullopt : std::optional(own->second),
-                          memory_, window_, rank_of(group_->rank), remote_,
-                          driver_->segment_bytes()},
+                          memory_, window_, rank_of(group_->rank), remote_, segment_bytes()},
       group_->size(), std::move(stage_));
   driver_->open_box(name_, service_);
+}
+
+size_t ParameterServer::segment_bytes() const {
+  return std::max(driver_->segment_bytes(), kLeastSegment);
 }
 
 std::shared_ptr<Work> ParameterServer::call(int member, const Request& request,
                                             const std::vector<Piece>& pieces) {
   return driver_->call_box(
       name_, member,
-      std::make_unique<RemoteVisit>(request, pieces, shape_of(member), driver_->segment_bytes()));
+      std::make_unique<RemoteVisit>(request, pieces, shape_of(member), segment_bytes()));
 }
 
 // All of them, unless one is named.

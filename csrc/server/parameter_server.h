@@ -113,6 +113,7 @@ class ParameterServer {
   bool is_remote(int member) const;
   bool has_ended(int member) const;
   bool is_forked() const;
+  size_t segment_bytes() const;
 
   const std::shared_ptr<Driver> driver_;
   const BoxName name_;
