@@ -10,8 +10,10 @@ PyTorch is imported here, and only in such a job.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Mapping
@@ -91,13 +93,12 @@ def open_engine(
     address, port = _master(job, environ)
     store = _open_store(job, timeout)
     _meetings += 1
-    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     listener, endpoint = _sockets.listen(_sockets.own_address(address, port))
     with listener:
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         own = Member(endpoint, own_machine(), cpus, read_cores().quota)
-        texts = meet(store, f"ringdl/{run}/{restart}/{_meetings}", job, own.to_json(), timeout)
+        texts = meet(store, f"ringdl/{run}/{_meetings}", job, own.to_json(), timeout)
         members = [Member.from_json(text) for text in texts]
         check_versions([member.version for member in members])
         endpoints = [member.endpoint for member in members]
@@ -143,11 +144,14 @@ def _open_store(job: StoreJob, timeout: float) -> Any:
 def meet(store: Any, prefix: str, job: StoreJob, own: str, timeout: float) -> list[str]:
     """Send all ranks this one's text, and receive theirs. Collective.
 
-    Rank 0 collects, so that all ranks together ask the store about three times per rank.
+    torchrun keeps its store when it starts ranks anew, with the texts of those before. So each rank
+    marks its own; rank 0 collects, and tells all of them with their marks, again if some rank does
+    not find its own there. Once all have, they have met. All together ask the store some six times
+    per rank.
 
     Args:
         store: of PyTorch, shared by the ranks.
-        prefix: of keys that nobody has used before.
+        prefix: of keys that this process has not used before.
         job: this rank's.
         own: its text.
         timeout: in seconds.
@@ -159,31 +163,118 @@ def meet(store: Any, prefix: str, job: StoreJob, own: str, timeout: float) -> li
         UsageError: another process has arrived as this rank.
         StallError: not all have arrived in time.
     """
-    keys = [f"{prefix}/{rank}" for rank in range(job.size)]
-    everybody = f"{prefix}/all"
-    if store.add(f"{keys[job.rank]}/came", 1) > 1:
-        raise UsageError(
-            f"another process is rank {job.rank} of {job.size} already: if this one was started by "
-            "it, as a DataLoader's workers are, it must not call ringdl.init(); else give each "
-            "process a RANK of its own"
-        )
-    store.set(keys[job.rank], own)
+    meeting = _Meeting(store, prefix, job, own)
+    step = meeting.collect if job.rank == 0 else meeting.hear
     pause, deadline = 0.001, time.monotonic() + timeout
-    while not store.check(keys if job.rank == 0 else [everybody]):
+    while not step():
         if time.monotonic() > deadline:
-            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             raise StallError(
                 f"rank {job.rank} of {job.size} has not met all others in ringdl.init() within "
-                f"{timeout:g} s: the ranks {missing or 'that collect'} have not arrived; look what "
-                "they do, or whether WORLD_SIZE is right"
+                f"{timeout:g} s: the ranks {meeting.missing() or 'that collect'} have not arrived; "
+                "look what they do, or whether WORLD_SIZE is right"
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-    if job.rank == 0:
-        texts = [store.get(key).decode() for key in keys]
-        store.set(everybody, json.dumps(texts))
-        return texts
-    return [str(text) for text in json.loads(store.get(everybody))]
+    return meeting.texts
+
+
+class _Meeting:
+    """This rank's part of `meet`.
+
+    The keys in the store:
+
+        RANK            a rank's mark, process and text
+        all, head       those of all ranks and, written after them, which version that is
+        VERSION/RANK    the rank has found its mark there
+        VERSION/done    all have
+        again/MARK      how often some rank has not, in what the rank 0 of this mark told
+    """
+
+    def __init__(self, store: Any, prefix: str, job: StoreJob, own: str) -> None:
+        self._store, self._prefix, self._rank, self._job = store, prefix, job.rank, job
+        self._mark = secrets.token_hex(8)
+        self._places = [f"{prefix}/{rank}" for rank in range(job.size)]
+        self._head: Any = None
+        self._version = ""
+        self._again = -1
+        self.texts: list[str] = []
+        place = self._places[job.rank]
+        if store.check([place]) and _is_alive(json.loads(store.get(place))[1]):
+            self._refuse_second()
+        store.set(place, json.dumps([self._mark, _own_process(), own]))
+
+    def collect(self) -> bool:
+        """Of rank 0; whether all have met."""
+        others = range(1, self._job.size)
+        found = [f"{self._prefix}/{self._version}/{rank}" for rank in others]
+        if self._version and (not found or self._store.check(found)):
+            self._store.set(f"{self._prefix}/{self._version}/done", "")
+            return True
+        again = self._store.add(f"{self._prefix}/again/{self._mark}", 0)
+        if again != self._again and self._store.check(self._places):
+            self._again = again
+            rows = [json.loads(self._store.get(place)) for place in self._places]
+            self._take(rows)
+            self._store.set(f"{self._prefix}/all", json.dumps(rows))
+            self._store.set(f"{self._prefix}/head", self._version)
+        return False
+
+    def hear(self) -> bool:
+        """Of the others; whether all have met."""
+        if self._version and self._store.check([f"{self._prefix}/{self._version}/done"]):
+            return True
+        if not self._store.check([f"{self._prefix}/head"]):
+            return False
+        head = self._store.get(f"{self._prefix}/head")
+        if head == self._head:
+            return False
+        self._head = head
+        rows = json.loads(self._store.get(f"{self._prefix}/all"))
+        if len(rows) == self._job.size and rows[self._rank][0] == self._mark:
+            self._take(rows)
+            self._store.set(f"{self._prefix}/{self._version}/{self._rank}", "")
+            return False
+        if json.loads(self._store.get(self._places[self._rank]))[0] != self._mark:
+            self._refuse_second()
+        self._store.add(f"{self._prefix}/again/{rows[0][0]}", 1)
+        return False
+
+    def missing(self) -> list[int]:
+        """The ranks that have not come, as far as this one knows."""
+        keys = [*enumerate(self._places)]
+        if self._rank == 0 and self._version:
+            keys = [(r, f"{self._prefix}/{self._version}/{r}") for r in range(1, self._job.size)]
+        return [rank for rank, key in keys if not self._store.check([key])]
+
+    def _take(self, rows: list[Any]) -> None:
+        marks = ",".join(mark for mark, _, _ in rows)
+        self._version = hashlib.sha256(marks.encode()).hexdigest()[:16]
+        self.texts = [str(text) for _, _, text in rows]
+
+    def _refuse_second(self) -> None:
+        raise UsageError(
+            f"another process is rank {self._rank} of {self._job.size} already: if this one was "
+            "started by it, as a DataLoader's workers are, it must not call ringdl.init(); else "
+            "give each process a RANK of its own"
+        )
+
+
+def _own_process() -> list[Any]:
+    return [*own_machine(), os.getpid(), _started(os.getpid())]
+
+
+def _is_alive(process: list[Any]) -> bool:
+    """Whether a process of `_own_process` runs, as far as can be seen from here."""
+    *machine, number, started = process
+    return machine == [*own_machine()] and started == _started(number)
+
+
+def _started(process: int) -> str | None:
+    """When it was started, in ticks since the machine was; None if it does not run."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
 
 
 def own_machine() -> tuple[str, ...]:

@@ -231,7 +231,7 @@ OTHERS = {
     "has started the process. `ringdl.torch.backend` sets them where they are not set.",
     "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK": "Set by `ringdl.torch.backend` where they are not "
     "set.",
-    "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Tell torchrun's ranks from earlier ones.",
+    "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Name torchrun's run, and tell its processes from others.",
     "CUDA_VISIBLE_DEVICES": "The driver's: which devices a rank sees. Where that is one, no "
     "warning says that the ranks of the host share it, as each may have its own.",
     "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` and `nccl` on "

@@ -128,17 +128,28 @@ def test_torchrun_starts_ranks_again(tmp_path: Path) -> None:
     assert ended.output.count("has ended well") == 2, ended.text
 
 
-def test_several_torchruns_are_one_job(tmp_path: Path) -> None:
-    """As on several hosts, one of them on each."""
+def two_torchruns(ranks: int, *words: str, folder: Path) -> Ended:
+    """As on two hosts, one of them on each, with so many ranks each."""
     start = (
-        f"{' '.join(TORCHRUN)} --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7 "
-        f"--rdzv-endpoint 127.0.0.1:PORT {JOBS / 'hello.py'}"
+        f"{' '.join(TORCHRUN)} --nnodes 2 --nproc-per-node {ranks} --rdzv-backend c10d --rdzv-id 7 "
+        f"--rdzv-endpoint 127.0.0.1:PORT {' '.join(words)}"
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         start = start.replace("PORT", str(free.getsockname()[1]))
-    ended = run_job(["sh", "-c", f"{start} & {start}; wait"], tmp_path, timeout=150)
+    return run_job(["sh", "-c", f"{start} & {start}; wait"], folder, timeout=150)
+
+
+def test_several_torchruns_are_one_job(tmp_path: Path) -> None:
+    ended = two_torchruns(2, str(JOBS / "hello.py"), folder=tmp_path)
     assert ended.code == 0, ended.text
     assert ended.output.count(" of 4: [10, 10, 10]") == 4, ended.text
+
+
+def test_several_torchruns_start_ranks_again(tmp_path: Path) -> None:
+    """One of them has a rank that failed, and counts that; the other one does not."""
+    script = (str(JOBS / "restarted_elsewhere.py"), str(tmp_path / "ended"))
+    ended = two_torchruns(1, "--max-restarts", "2", *script, folder=tmp_path)
+    assert ended.output.count("has ended well") == 2, ended.text
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

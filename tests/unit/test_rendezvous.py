@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringdl import StallError, UsageError
+from ringdl import StallError, UsageError, _rendezvous
 from ringdl._launch import StoreJob
 from ringdl._mpi import check_versions
 from ringdl._rendezvous import Member, _master, find_hosts, meet, own_machine
@@ -63,6 +63,37 @@ def test_a_second_process_of_a_rank_is_refused() -> None:
         meet(store, "a", job(1, 2), "x", 0.01)
     with pytest.raises(UsageError, match="another process is rank 1 of 2 already"):
         meet(store, "a", job(1, 2), "x", 0.01)
+
+
+def test_ranks_that_are_started_again_meet_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same store, with what those before have left; also if they were more, and not all."""
+    store = Store()
+
+    def meet_all(size: int, text: str) -> list[list[str]]:
+        with ThreadPoolExecutor(size) as pool:
+            return [
+                *pool.map(lambda r: meet(store, "a", job(r, size), f"{text} {r}", 20), range(size))
+            ]
+
+    monkeypatch.setattr(_rendezvous, "_own_process", lambda: [*own_machine(), 0, "0"])
+    assert meet_all(4, "first") == [[f"first {rank}" for rank in range(4)]] * 4
+    with pytest.raises(StallError):  # those before have arrived, and do not answer
+        meet(store, "a", job(2, 3), "second", 0.05)
+    with pytest.raises(StallError, match=r"the ranks \[1, 2\] have not arrived"):
+        meet(store, "a", job(0, 3), "second", 0.05)
+    for _ in range(20):
+        assert meet_all(3, "third") == [[f"third {rank}" for rank in range(3)]] * 3
+
+
+def test_two_processes_of_a_rank_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is told, and the other meets."""
+    store = Store()
+    monkeypatch.setattr(_rendezvous, "_own_process", lambda: ["elsewhere", 0, "0"])
+    with ThreadPoolExecutor(3) as pool:
+        ends = [pool.submit(meet, store, "a", job(rank, 2), "x", 5) for rank in (0, 1, 1)]
+        errors = [end.exception() for end in ends]
+    assert errors[0] is None
+    assert sorted(str(error)[:26] for error in errors[1:]) == ["None", "another process is rank 1 "]
 
 
 def test_a_member_is_told_as_text() -> None:
