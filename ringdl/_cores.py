@@ -75,14 +75,18 @@ def read_quota(root: Path = Path("/")) -> float | None:
     Args:
         root: where ``proc/`` and ``sys/`` lie; tests give another.
     """
-    quotas = [quota for group in _cgroups(root) if (quota := _quota_of(group)) is not None]
+    quotas = [quota for group in cgroups("cpu", root) if (quota := _quota_of(group)) is not None]
     return min(quotas, default=None)
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
-    """The directories of this process's cpu cgroup, from its own up to the mount.
+def cgroups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """The directories of this process's cgroup, from its own up to the mount.
 
-    Inside a container the path in /proc may be the host's: what does not exist is skipped.
+    Inside a container the path in /proc may be the host's: what does not exist is to be skipped.
+
+    Args:
+        controller: of cgroup v1: "cpu" or "memory".
+        root: where ``proc/`` and ``sys/`` lie; tests give another.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -92,8 +96,8 @@ def _cgroups(root: Path) -> Iterator[Path]:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             mount = root / "sys/fs/cgroup"
-        elif "cpu" in controllers.split(","):
-            mount = root / "sys/fs/cgroup/cpu"
+        elif controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / controller
         else:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]

@@ -33,6 +33,25 @@ _RUNNING_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
 """Between two looks at one that may be running."""
 
+_SHARED_SECONDS = 35.0
+"""So much older may be what is read of other hosts' files where a file system of hosts has them:
+the kernel writes mapped pages there every half minute."""
+
+_SHARED_TYPES = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb",
+    "fuse",
+    "9p",
+    "afs",
+    "pan",
+)
+"""How the types of such file systems begin."""
+
 _MOST_TOLD = 3
 """Errors and failures that are told one by one."""
 
@@ -68,8 +87,11 @@ def main(arguments: Sequence[str]) -> int:
     if len(found) > 1:
         print(f"ringdl: the job, or the part of an elastic job, before it: {found[1]}")
     records, problems = read(found[0])
-    is_running = False
-    if any(time.time() - record.seen < _RUNNING_SECONDS for record in records):
+    lag = _lag(found[0])
+    is_running = any(
+        record.state == "running" and time.time() - record.seen < lag for record in records
+    )
+    if not is_running and any(time.time() - record.seen < _RUNNING_SECONDS for record in records):
         seen = max(record.seen for record in records)
         time.sleep(_LOOK_SECONDS)
         records, problems = read(found[0])
@@ -79,28 +101,40 @@ def main(arguments: Sequence[str]) -> int:
         )
     for problem in problems:
         print(f"ringdl: {problem}")
-    finding = diagnose(records, is_running)
+    finding = diagnose(records, is_running, lag)
     print(finding.text)
     return 1 if finding.is_wrong else 0
 
 
-def diagnose(records: Sequence[Record], is_running: bool = False) -> Finding:
+def _lag(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> float:
+    """By how many seconds what is read there may be older than what was written."""
+    whole, types = str(folder.resolve()), {"/": ""}
+    for line in mounts.read_text().splitlines():
+        _, point, kind, *_ = line.split()
+        types[point.replace("\\040", " ")] = kind
+    holding = [p for p in types if whole == p or whole.startswith(p.rstrip("/") + "/")]
+    return _SHARED_SECONDS if types[max(holding, key=len)].startswith(_SHARED_TYPES) else 0.0
+
+
+def diagnose(records: Sequence[Record], is_running: bool = False, lag: float = 0.0) -> Finding:
     """Find where ranks have parted first.
 
     Args:
         records: of the same job, at least one.
         is_running: whether some rank is alive, so that it may be merely late.
+        lag: by how many seconds some records may be older than others.
     """
-    finding = _Diagnosis(records, is_running).find()
+    finding = _Diagnosis(records, is_running, lag).find()
     return Finding(" ".join(finding.text.split()), finding.is_wrong)
 
 
 class _Diagnosis:
-    def __init__(self, records: Sequence[Record], is_running: bool) -> None:
+    def __init__(self, records: Sequence[Record], is_running: bool, lag: float) -> None:
         self.records = {record.rank: record for record in records}
         self.size = records[0].size
         self.last_seen = max(record.seen for record in records)
         self.is_running = is_running
+        self.late_seconds, self.seen_seconds = _LATE_SECONDS + lag, _SEEN_SECONDS + lag
         self.lost = [rank for rank in range(self.size) if rank not in self.records]
         uses: dict[tuple[str, int], dict[int, Work]] = {}
         for record in records:
@@ -169,7 +203,7 @@ class _Diagnosis:
         elsewhere = {rank: other for rank in absent if (other := self.instead(rank, use))}
         gone = [rank for rank in absent if self.is_gone(rank)]
         age = self.last_seen - use.begin
-        if not elsewhere and not gone and not use.has_failed and age < _LATE_SECONDS:
+        if not elsewhere and not gone and not use.has_failed and age < self.late_seconds:
             return None
         others = {work.use for work in elsewhere.values()}
         if len(elsewhere) == len(absent) > len(present) and len(others) == 1:
@@ -209,7 +243,7 @@ class _Diagnosis:
         record = self.records.get(rank)
         if record is None or record.why is not None or record.state != "running":
             return True
-        return record.has_thread and self.last_seen - record.seen > _SEEN_SECONDS
+        return record.has_thread and self.last_seen - record.seen > self.seen_seconds
 
     def state(self, rank: int, instead: Work | None) -> str:
         """What one that has not begun a use does."""
@@ -223,7 +257,7 @@ class _Diagnosis:
         if record.state == "shutting down":
             return "had called shutdown(), or reached the script's end"
         unseen = self.last_seen - record.seen
-        if unseen > _SEEN_SECONDS and record.has_thread:
+        if unseen > self.seen_seconds and record.has_thread:
             return (
                 f"was seen last at {_clock(record.seen)}, {unseen:.1f} s before the others: it was "
                 "killed or stopped"
@@ -241,7 +275,7 @@ class _Diagnosis:
 
     def standstill(self, use: Use) -> str | None:
         """All its members have begun it; it has failed, or does not end."""
-        is_late = self.last_seen - use.begin >= _LATE_SECONDS
+        is_late = self.last_seen - use.begin >= self.late_seconds
         absent, unknown = self.state_of_absent(use)
         if absent or _JOIN in use.first.label or not (use.has_failed or is_late):
             return None

@@ -8,6 +8,7 @@ that takes its place among the ranks, gathers the findings there, and prints the
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from dataclasses import astuple
 from ringdl import _cuda_mpi, _doctor, _grid, _mpi, _nccl, _tuning
 from ringdl._doctor import Check
 from ringdl._errors import UsageError
-from ringdl._launch import Launcher, StoreJob
+from ringdl._launch import Launcher, StoreJob, finding_ringdl
 
 _SECONDS = 60
 _ANSWER = "ringdl: "
@@ -36,6 +37,7 @@ def examine(launcher: Launcher | StoreJob, grid: Sequence[int] | None = None) ->
     try:
         child = subprocess.run(
             [sys.executable, "-m", __name__, *map(str, grid or [])],
+            env=finding_ringdl(os.environ),
             input=json.dumps([astuple(check) for check in own]),
             capture_output=True,
             text=True,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ringdl import _children, _engine, _flights, _hydra, _report, _timeline
 from ringdl._arrays import Operand
-from ringdl._cores import read_cores
+from ringdl._cores import count_physical, read_cores
 from ringdl._engine import DeviceArray, Reduction
 from ringdl._errors import UsageError
 from ringdl._launch import Launcher
@@ -261,14 +261,14 @@ def check_versions(versions: Sequence[str]) -> None:
 
 
 def count_cores(cpus: Iterable[tuple[Iterable[int], float | None]]) -> int:
-    """How many cores the ranks of a host may use together, at least 1.
+    """How many cores the ranks of this host may use together, at least 1.
 
     Args:
         cpus: for each rank, the CPUs that it may run on, and its quota of CPU time, if any.
     """
     masks, quotas = zip(*cpus, strict=True)
     granted = [int(quota) for quota in quotas if quota is not None]
-    return max(1, min([len(set().union(*masks)), *granted]))
+    return max(1, min([count_physical(set().union(*masks)), *granted]))
 
 
 def own_communicator(comm: Any, ranks: Sequence[int] | None) -> Any:

@@ -60,7 +60,14 @@ def _within(
 
 
 _ANY = Values("", str)
-_SECONDS = Values("a positive number", _within(float, lambda value: value > 0))
+
+
+def _seconds(text: str) -> float:
+    """At most three years: clocks and sockets take no more."""
+    return min(1e8, _within(float, lambda value: value > 0)(text))
+
+
+_SECONDS = Values("a positive number", _seconds)
 _SECONDS_OR_0 = Values("a positive number or 0", _within(float, lambda value: value >= 0))
 _SEGMENT = Values(
     "a whole number from 1 to 2^30", _within(int, lambda value: 1 <= value <= 1 << 30)
@@ -231,7 +238,8 @@ OTHERS = {
     "has started the process. `ringdl.torch.backend` sets them where they are not set.",
     "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK": "Set by `ringdl.torch.backend` where they are not "
     "set.",
-    "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Name torchrun's run, and tell its processes from others.",
+    "TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "Name torchrun's run, and tell its "
+    "processes from others.",
     "CUDA_VISIBLE_DEVICES": "The driver's: which devices a rank sees. Where that is one, no "
     "warning says that the ranks of the host share it, as each may have its own.",
     "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME": "Set to `lo` by `bench --peers gloo` and `nccl` on "

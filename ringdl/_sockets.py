@@ -66,7 +66,7 @@ def own_address(master: str, port: int) -> str:
     """This host's address for the others, if they reach it as it reaches `master`.
 
     Where `master` resolves to a loopback address, as /etc/hosts may make it on the host of that
-    name, it is the address of the way out.
+    name, it is the address of the way out, or of some interface.
 
     Raises:
         UsageError: `master` is not known.
@@ -83,7 +83,7 @@ def own_address(master: str, port: int) -> str:
             f"no network leads from here to MASTER_ADDR={master!r}; correct the one or the other"
         )
     if _is_loopback(own) and master != "localhost" and not _is_loopback(master):
-        return _way_to(_NOWHERE, port) or own
+        return next(iter(networks()), own)
     return own
 
 

@@ -96,6 +96,8 @@ def init(comm: Any = None, tuning: Tuning | str | None = None) -> Communicator:
         made = communicator_of_all(shared)
         _tune(made, settings, tuning)
         shared.bind()
+        if settings.flight_recorder is not None:
+            _flights.start(made, settings.flight_recorder)
         if settings.timeline is not None:
             _timeline.start(made, settings.timeline)
     else:

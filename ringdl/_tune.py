@@ -8,6 +8,7 @@ compared with ringdl's own way, instead, and the table says from which size on i
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,12 @@ def main(arguments: Sequence[str]) -> int:
         print("ringdl: tune needs several ranks: mpirun -n N python -m ringdl tune")
         return 2
     hosts = communicator.memory_hosts()
+    path = chosen.output or cache_path(communicator._shared.vendor, hosts)
+    lack = communicator.broadcast_object(_lack(path) if communicator.rank == 0 else "")
+    if lack:
+        if communicator.rank == 0:
+            print(f"ringdl: {lack}", file=sys.stderr)
+        return 2
     if chosen.device == "cuda":
         try:
             tuning, on_devices = measure_on_devices(communicator)
@@ -65,17 +72,25 @@ def main(arguments: Sequence[str]) -> int:
         tuning, samples = measure(communicator)
         text = describe(tuning, samples, hosts)
     if communicator.rank == 0:
-        path = chosen.output or cache_path(communicator._shared.vendor, hosts)
         print(text)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_text(tuning.to_json() + "\n")
-            part.replace(path)  # others may be reading it
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        part = path.with_suffix(".part")
+        part.write_text(tuning.to_json() + "\n")
+        part.replace(path)  # others may be reading it
         print(f"written to {path} (hash {tuning.hash})")
     return 0
+
+
+def _lack(path: Path) -> str:
+    """Why the table could not be written there; empty if it can be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".part").touch()
+    except OSError as error:
+        return (
+            f"the table cannot be written to {path}: {error.strerror}; name another file by -o, "
+            "and to jobs by RINGDL_TUNING"
+        )
+    return ""
 
 
 def measure(

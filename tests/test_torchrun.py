@@ -159,6 +159,26 @@ def test_torch_meets_at_the_same_port(when: str, tmp_path: Path) -> None:
     assert ended.output.count("both worked") == 3
 
 
+def test_bench_and_doctor(tmp_path: Path) -> None:
+    """Where ringdl's sources lie, without the engine; and what needs MPI is said once."""
+    (tmp_path / "ringdl").mkdir()
+    (tmp_path / "ringdl/__init__.py").write_text("raise ImportError('it was not compiled')\n")
+    script = tmp_path / "elsewhere/ringdl_of_now.py"
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom ringdl.cli import main\nsys.exit(main())\n")
+    words = ("bench", "allreduce", "-b", "1K", "-e", "2K", "-n", "5")
+    ended = torchrun(2, str(script), *words, folder=tmp_path)
+    assert ended.code == 0, ended.text
+    ended = torchrun(2, str(script), *words, "--peers", "mpi", folder=tmp_path)
+    assert ended.code != 0
+    assert ended.errors.count("--peers mpi needs ranks that an MPI has started") == 1, ended.text
+    assert "AttributeError" not in ended.errors, ended.text
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(script), "doctor"]
+    ended = run_job(command, tmp_path, cwd=tmp_path, timeout=150)
+    assert "it was not compiled" not in ended.text
+    assert "2 on one host" in ended.output, ended.text
+
+
 def test_spawned_ranks(tmp_path: Path) -> None:
     ended = run_job([PYTHON, str(JOBS / "spawned.py")], tmp_path)
     assert ended.code == 0, ended.text

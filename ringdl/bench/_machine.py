@@ -7,12 +7,14 @@ import platform
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringdl import _engine, _mpirun
+from ringdl._cores import cgroups, count_physical
 from ringdl._version import __version__
 
 if TYPE_CHECKING:
@@ -79,9 +81,9 @@ def describe(communicator: Communicator, world: Any, device: int | None = None) 
         hosts=communicator.host_count,
         cpu=cpu_model(Path("/proc/cpuinfo").read_text()),
         simd=_engine.simd_level(),
-        cores_usable=len(union),
-        cores_of_rank_0=len(cpus[0][1]),
-        crowded=sum(host == 0 for host, _ in cpus) > len(union),
+        cores_usable=count_physical(union),
+        cores_of_rank_0=count_physical(cpus[0][1]),
+        crowded=sum(host == 0 for host, _ in cpus) > count_physical(union),
         load=round(os.getloadavg()[0], 2),
         cache_bytes=read_caches(),
         device="" if device is None else device_name(_engine.cuda_devices(), device),
@@ -133,7 +135,7 @@ def read_caches(root: Path = Path("/")) -> dict[str, int]:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that processes of this host may still take: the kernel's estimate, and the cgroup's.
+    """Bytes that processes of this host may still take: the kernel's estimate, and the cgroups'.
 
     Args:
         root: where ``proc/`` and ``sys/`` lie; tests give another.
@@ -141,11 +143,13 @@ def available_memory(root: Path = Path("/")) -> int:
     text = (root / "proc/meminfo").read_text()
     match = re.search(r"MemAvailable:\s*(\d+) kB", text)
     estimate = int(match[1]) << 10 if match else 1 << 30
-    for limit, used in (
+    names = (
         ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        folder = root / "sys/fs/cgroup"
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    )
+    mount = root / "sys/fs/cgroup"
+    folders = [*cgroups("memory", root), mount, mount / "memory"]
+    for folder, (limit, used) in product(folders, names):
         try:
             left = int((folder / limit).read_text()) - int((folder / used).read_text())
         except (OSError, ValueError):  # no such file, or "max"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -19,6 +18,7 @@ import numpy as np
 
 from ringdl import _cuda, _cuda_mpi, _engine
 from ringdl._errors import UsageError
+from ringdl._sockets import networks
 from ringdl.bench._arrays import Slot, part
 from ringdl.bench._timing import Contender, Run
 
@@ -161,8 +161,8 @@ class Torch:
         host, store, port = "127.0.0.1", None, 0
         timeout = timedelta(seconds=_MEETING_SECONDS)
         if rank == 0:
-            if not one_host:
-                host = socket.gethostbyname(socket.gethostname())
+            if not one_host:  # its own name may be that of a loopback address
+                host = next(iter(networks()), host)
             store = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False)
             port = store.port
         host, port = communicator.broadcast_object((host, port))
@@ -212,6 +212,14 @@ class Torch:
         op = ops.get(case.op or "", dist.ReduceOp.SUM)
         average = case.op == "avg"
 
+        scatter, gather = (  # the latter were their names before torch 2.13
+            getattr(dist, name, None) or getattr(dist, before)
+            for name, before in (
+                ("reduce_scatter_single", "reduce_scatter_tensor"),
+                ("all_gather_single", "all_gather_into_tensor"),
+            )
+        )
+
         @cache
         def tensors(slot: Slot) -> tuple[Any, Any]:
             return _tensor(slot.source), _tensor(slot.target)
@@ -230,7 +238,7 @@ class Torch:
 
         def reducescatter(slot: Slot) -> Any:
             source, target = tensors(slot)
-            dist.reduce_scatter_single(target, source, op)
+            scatter(target, source, op)
             if average:
                 target /= case.ranks
             end()
@@ -243,7 +251,7 @@ class Torch:
 
         def allgather(slot: Slot) -> Any:
             source, target = tensors(slot)
-            dist.all_gather_single(target, source)
+            gather(target, source)
             end()
             return slot.target
 
@@ -278,6 +286,8 @@ def missing(peers: Sequence[str], communicator: Communicator, device: int | None
             return "--peers nccl needs a PyTorch with NCCL, and this one is for the CPU"
         if communicator.local_size > len(_engine.cuda_devices()):
             return "--peers nccl needs a device for each rank; start fewer ranks"
+    if "mpi" in peers and communicator._shared.mpi is None:
+        return "--peers mpi needs ranks that an MPI has started: mpirun -n N ringdl bench ..."
     if device is not None and "mpi" in peers and not _cuda_mpi.is_said(communicator):
         return "--peers mpi needs an MPI that takes arrays on CUDA devices; this one does not"
     return ""

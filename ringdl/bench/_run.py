@@ -157,7 +157,7 @@ class _Bench:
         )
         self._peers = _peers.open_peers(plan.peers, communicator, world, self._device)
         self._world = None if world is None else world.Dup()
-        self._meeting = meeting_of(self._world)
+        self._meeting = meeting_of(self._world, communicator)
 
     def close(self) -> None:
         """Give back what was opened."""

@@ -10,12 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import ringdl
 from ringdl.bench._arrays import Rotation, Slot
+
+if TYPE_CHECKING:
+    from ringdl import Communicator
 
 Array = NDArray[Any]
 
@@ -79,14 +83,22 @@ class Meeting:
     total: Callable[[int], int]
 
 
-def meeting_of(world: Any) -> Meeting:
-    """Meet by MPI: its barrier is short, and no part of what is measured.
+def meeting_of(world: Any, communicator: Communicator) -> Meeting:
+    """Meet by MPI, where it is there: its barrier is short, and no part of what is measured.
 
     Args:
-        world: an mpi4py communicator for this alone, or None for one rank.
+        world: an mpi4py communicator for this alone, or None.
+        communicator: of all ranks.
     """
     if world is None:
-        return Meeting(lambda: None, lambda array: array, lambda number: number)
+
+        def largest(array: Array) -> Array:
+            return communicator.allreduce_(array, ringdl.Max)
+
+        def total(number: int) -> int:
+            return int(communicator.allreduce(np.array([number]), ringdl.Sum)[0])
+
+        return Meeting(communicator.barrier, largest, total)
     from mpi4py import MPI
 
     def slowest(array: Array) -> Array:

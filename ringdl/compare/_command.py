@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ringdl._launch import finding_ringdl
 from ringdl.compare._policies import BASE, CHOICES
 from ringdl.compare._report import draw, table
 from ringdl.compare._run import SNAPSHOTS, Curve, Run
@@ -80,6 +83,17 @@ def main(arguments: Sequence[str]) -> int:
         "'python -m ringdl run -n {ranks}'; on slow links another one",
     )
     its = parser.parse_args(arguments)
+    for part in its.policies or ():
+        if not any(part in name for name in CHOICES):
+            parser.error(f"--policies {part}: there are {', '.join(CHOICES)}")
+    for name in ("seeds", "octaves", "slow", "shorter", "ranks"):
+        given = getattr(its, name)
+        if given is not None and min(given if name == "ranks" else [given]) <= 0:
+            parser.error(f"--{name}: pass a positive number")
+    if its.json and not its.json.parent.is_dir():
+        parser.error(f"--json {its.json}: there is no folder {its.json.parent}")
+    if its.plots and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plots needs matplotlib: pip install matplotlib")
     begin = time.monotonic()
     chosen = [
         name
@@ -114,9 +128,9 @@ def main(arguments: Sequence[str]) -> int:
                     "curves": [each.to_json() for each in (*curves, *slowed, *apart)],
                 }
             )
+            if its.json:  # what is there, should the next one not end
+                its.json.write_text(json.dumps(found) + "\n")
     print("\n" + _LEGEND.format(slow=f"{its.slow:g}"))
-    if its.json:
-        its.json.write_text(json.dumps(found) + "\n")
     return 0
 
 
@@ -191,14 +205,17 @@ class Comparison:
         return rate / self._ranks if CHOICES[name].adds_up else rate
 
     def _job(self, runs: Sequence[Run], **settings: str) -> list[Curve]:
-        start = self._start or f"{sys.executable} -m ringdl run -n {{ranks}}"
+        start = [sys.executable, "-m", "ringdl", "run", "-n", "{ranks}"]
+        if self._start is not None:
+            start = shlex.split(self._start)
         with tempfile.TemporaryDirectory() as folder:
             asked, answered = Path(folder, "runs"), Path(folder, "results")
             asked.write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))
-            words = [*start.format(ranks=self._ranks).split(), "-m", "ringdl.compare._worker"]
+            words = [word.replace("{ranks}", str(self._ranks)) for word in start]
+            words += ["-m", "ringdl.compare._worker"]
             ended = subprocess.run(
                 [*words, str(asked), str(answered)],
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | settings,
+                env=finding_ringdl(os.environ) | {"OMP_NUM_THREADS": "1"} | settings,
                 capture_output=True,
                 text=True,
                 check=False,

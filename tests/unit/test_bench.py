@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringdl import UsageError, cli
+from ringdl import Communicator, UsageError, cli
 from ringdl.bench import _arguments, _arrays, _machine, _plan, _report, _timing, _values
 from ringdl.bench._arrays import Slot
 from ringdl.bench._collectives import Case, bandwidths, bus_factor, numpy_dtype, shape_of
-from ringdl.bench._timing import Measured
+from ringdl.bench._timing import Measured, meeting_of
+from tests.conftest import RunRanks
 
 KIB = 1 << 10
 DTYPES = _plan.dtype_names("all")
@@ -320,6 +321,23 @@ def test_memory_is_what_the_cgroup_leaves(tmp_path: Path) -> None:
     assert _machine.available_memory(tmp_path) == 2048 * KIB
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("5000\n")
     assert _machine.available_memory(tmp_path) == 4000
+    job = tmp_path / "sys/fs/cgroup/slurm/job_7"
+    job.mkdir(parents=True)
+    (job / "memory.max").write_text("3000\n")
+    (job / "memory.current").write_text("500\n")
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/slurm/job_7/step_0\n")
+    assert _machine.available_memory(tmp_path) == 2500
+
+
+def test_ranks_without_mpi_meet(run_ranks: RunRanks) -> None:
+    def meet(communicator: Communicator) -> tuple[list[list[float]], int]:
+        meeting = meeting_of(None, communicator)
+        meeting.barrier()
+        slowest = meeting.slowest(np.array([[float(communicator.rank)]]))
+        return slowest.tolist(), meeting.total(communicator.rank)
+
+    assert run_ranks(3, meet) == [([[2.0]], 3)] * 3
 
 
 def test_what_a_machine_is_called() -> None:

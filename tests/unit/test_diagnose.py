@@ -114,6 +114,23 @@ def test_clocks_may_differ(ahead: float) -> None:
     assert text.startswith("Rank 2 diverged first: at ")
 
 
+def test_files_of_other_hosts_are_read_late(tmp_path: Path) -> None:
+    """Where hosts share a file system: what is older there says nothing of its rank."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        f"/dev/sda1 / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n"
+        f"tmpfs {tmp_path}/a\\040b tmpfs rw 0 0\n"
+    )
+    assert _diagnose._lag(tmp_path / "flights", mounts) > 30
+    assert _diagnose._lag(tmp_path / "a b/flights", mounts) == 0
+    assert _diagnose._lag(tmp_path.parent, mounts) == 0
+    records = [record(r, work("a", 1), seen=60 if r < 2 else 40) for r in range(4)]
+    records[0] = record(0, work("a", 1), work("b", 50, ends=False))
+    assert diagnose(records, is_running=True).is_wrong
+    finding = diagnose(records, is_running=True, lag=35.0)
+    assert not finding.is_wrong, finding.text
+
+
 def test_one_rank_takes_another_way() -> None:
     others = [record(rank, work("a", 1), work("b", 2, ends=False)) for rank in (0, 1, 3)]
     text = found(*others, record(2, work("a", 1), work("c", 1.5, ends=False)))

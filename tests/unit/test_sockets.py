@@ -166,5 +166,8 @@ def test_own_name_may_mean_this_host_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: target)
     monkeypatch.setattr(_sockets, "_way_to", lambda address, _: ways[address])
     assert own_address("n017", 80) == "10.0.0.7"
-    ways[_sockets._NOWHERE] = None  # no network at all
+    ways[_sockets._NOWHERE] = None  # no way out
+    monkeypatch.setattr(_sockets, "networks", lambda: ["10.1.0.3", "10.2.0.3"])
+    assert own_address("n017", 80) == "10.1.0.3"
+    monkeypatch.setattr(_sockets, "networks", list)  # no network at all
     assert own_address("n017", 80) == "127.0.0.1"
