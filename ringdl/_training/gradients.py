@@ -284,7 +284,7 @@ class Gradients(Generic[A]):
 
     def _launch(self, index: int) -> bool:
         """Average a gradient, which nothing is added to any more; False if it stays sparse."""
-        view, gradient = self._rounds.views.get(index), self._store.get(index)
+        view, gradient = self._rounds.view(index), self._store.get(index)
         assert gradient is not None
         is_elsewhere = view is not None and gradient is not view and not self._sparse_dim(gradient)
         if is_elsewhere and self._rounds.pack(index, gradient):
@@ -296,7 +296,7 @@ class Gradients(Generic[A]):
 
     def _adopt(self, index: int) -> bool:
         """Move a gradient that was made elsewhere into its view; False if it stays sparse."""
-        view, gradient = self._rounds.views.get(index), self._store.get(index)
+        view, gradient = self._rounds.view(index), self._store.get(index)
         assert gradient is not None
         if view is None or self._sparse_dim(gradient):
             return False

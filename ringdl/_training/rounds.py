@@ -99,13 +99,22 @@ class Rounds(Generic[A]):
         self._predivisor = predivisor
         self.ready: set[int] = set()
         """The gradients that this rank has marked ready in this round."""
-        self.views: dict[int, A] = {
-            index: store.view(index, buckets.dlpack(position))
-            for index, (buckets, position) in self._places.items()
-        }
-        """By index, with the strides of the spec: always the same memory."""
+        self.views: dict[int, A] = {index: self._make_view(index) for index in self._places}
+        """By index, with the strides of the spec."""
+        self._view_places = {index: store.place(view) for index, view in self.views.items()}
         self._packed: dict[tuple[int, int], list[int]] = {}
         """By buckets and bucket, the gradients that are elsewhere until it is launched."""
+
+    def view(self, index: int) -> A | None:
+        """The view of a gradient, made anew if a script has moved its elements elsewhere."""
+        view = self.views.get(index)
+        if view is not None and self._store.place(view) != self._view_places[index]:
+            view = self.views[index] = self._make_view(index)
+        return view
+
+    def _make_view(self, index: int) -> A:
+        buckets, position = self._places[index]
+        return self._store.view(index, buckets.dlpack(position))
 
     def mark_ready(self, index: int) -> None:
         """Gradient ``index`` is in its view; the last one of a bucket starts its allreduce."""

@@ -43,6 +43,11 @@ class Store(ABC, Generic[A]):
     def view(self, index: int, memory: Any) -> A:
         """An array over memory that speaks DLPack, as described by the gradient's spec."""
 
+    def place(self, view: A) -> Any:
+        """Where a view's elements are, and how: another place if a script has moved them."""
+        del view
+        return None
+
     @abstractmethod
     def copy(self, view: A, gradient: A) -> None:
         """Write the elements of a gradient into a view."""

@@ -64,7 +64,8 @@ class Loader:
         for name, value in (("batch_size", batch_size), ("ahead", ahead), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} is {value!r}; pass a number, at least 1")
-        if hasattr(data, "__getitem__"):  # arrays; torch's have a gather, too
+        is_array = isinstance(data, Mapping) or hasattr(data, "dtype")  # torch's have a gather, too
+        if is_array or not hasattr(data, "gather"):
             arrays = data if isinstance(data, Mapping) else {"": data}
             data = Table({name: _InMemory(each) for name, each in arrays.items()})
         self._data = data

@@ -92,17 +92,18 @@ class ShardedSampler:
 
         Args:
             epoch: which one.
-            consumed: how many of its samples all ranks together have had: steps x global batch.
+            consumed: how many of its samples all ranks together have had: steps x global batch,
+                which may count some twice, as the last batches have fewer.
 
         Raises:
-            UsageError: the epoch has fewer samples.
+            UsageError: those are the samples of several epochs.
         """
-        if not 0 <= consumed <= self.sample_count:
+        if not 0 <= consumed < 2 * self.sample_count:
             raise UsageError(
                 f"resume: {consumed} of {self.sample_count} samples cannot have been consumed; "
                 "count those of one epoch, over all ranks"
             )
-        self._epoch, self._consumed = epoch, consumed
+        self._epoch, self._consumed = epoch, min(consumed, self.sample_count)
 
     def indices(self) -> NDArray[np.int64]:
         """What is left of the epoch for this rank."""

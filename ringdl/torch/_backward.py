@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -39,27 +40,35 @@ def is_nested() -> bool:
     return False
 
 
+_MOST_TASKS = 16
+"""Backward passes at once. Those that fail tell nobody, and are forgotten when others are more."""
+
+
 class _Outermost:
-    """The outermost backward in progress, and the gradients that it has touched so far.
+    """The outermost backward in progress of each thread, and the gradients that it has touched.
 
     There is one callback for all optimizers: see `ringdl._training.end_passes`.
     """
 
     def __init__(self) -> None:
-        self.task = -1
-        self.touched: list[Hooks] = []
+        self.touched: dict[int, list[Hooks]] = {}
+        """By the number of autograd's task."""
 
     def add(self, task: int, hooks: Hooks) -> None:
-        if task != self.task:
-            self.task, self.touched = task, []
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        self.touched.append(hooks)
+        """The caller holds `lock`."""
+        if task not in self.touched:
+            if len(self.touched) == _MOST_TASKS:
+                del self.touched[min(self.touched)]
+            self.touched[task] = []
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, task))
+        self.touched[task].append(hooks)
 
     @uncompiled
-    def _end(self) -> None:
-        self.task, touched, self.touched = -1, self.touched, []
-        for hooks in touched:
-            hooks.finish_backward()
+    def _end(self, task: int) -> None:
+        with lock:
+            touched = self.touched.pop(task, [])
+            for hooks in touched:
+                hooks.finish_backward()
         end_passes(hooks.gradients for hooks in touched)
 
 

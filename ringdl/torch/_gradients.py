@@ -93,6 +93,9 @@ class ParameterGradients(SparseStore[torch.Tensor]):
         view = from_dlpack(memory)
         return torch.view_as_complex(view) if self.parameters[index].is_complex() else view
 
+    def place(self, view: torch.Tensor) -> Any:
+        return view.data_ptr(), view.dtype, view.stride()
+
     def copy(self, view: torch.Tensor, gradient: torch.Tensor) -> None:
         view.copy_(gradient.detach().to_dense())
 
@@ -161,11 +164,14 @@ class Hooks:
             _owners[id(parameter)] = self
         self._remove = weakref.finalize(self, _remove_all, handles)
 
-    def replace(self) -> None:
-        """Others average these parameters from now on, for another optimizer."""
+    def replace(self, by: torch.Tensor | None = None) -> None:
+        """Others average these parameters from now on, for another optimizer: this one, say."""
+        shared = 0
+        if by is not None:
+            shared = next(i for i, own in enumerate(self._store.parameters) if own is by)
         self.gradients.replace(
-            f"the parameter {self._store.specs[0][0]!r} was wrapped again, in another optimizer, "
-            "which has replaced this one: step that one"
+            f"the parameter {self._store.specs[shared][0]!r} was wrapped again, in another "
+            "optimizer, which has replaced this one: step that one"
         )
         self._remove()
         for parameter in self._store.parameters:
@@ -247,7 +253,8 @@ def _refuse_unfit(name: str, parameter: torch.Tensor) -> None:
 
 def _spec(name: str, parameter: torch.Tensor) -> Spec:
     """A gradient's spec for the buckets: a complex one is pairs of real numbers to them."""
-    like = torch.empty_like(parameter, device="meta")
+    dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype  # None: of any
+    like = torch.empty_like(parameter, dtype=dtype, device="meta")
     if like.is_complex():
         like = torch.view_as_real(like)
     return name, tuple(like.shape), str(like.dtype).removeprefix("torch."), like.stride()

@@ -148,7 +148,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         return optimizer
     _replace(trained)
     takes_sparse_only = isinstance(optimizer, torch.optim.SparseAdam)
-    store = ParameterGradients(trained, sparse_as_dense, takes_sparse_only)
+    with agreeing(communicator_of(process_set)):
+        store = ParameterGradients(trained, sparse_as_dense, takes_sparse_only)
     gradients = Gradients(
         store,
         op,
@@ -226,9 +227,9 @@ class Distributed(Wrapped):
         with self._ringdl_gradients.local():
             yield
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Zero the gradients; a rank without a backward after it joins in ``step()``."""
-        super().zero_grad(set_to_none)
+        super().zero_grad(*args, **kwargs)
         self._ringdl_gradients.expect_round()
 
 
@@ -350,4 +351,4 @@ def _replace(named: NamedParameters) -> None:
     for _, parameter in named:
         owner = find_owner(parameter)
         if owner is not None:
-            owner.replace()
+            owner.replace(parameter)

@@ -506,4 +506,8 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def _joined(works: Iterable[DistributedWork], results: Sequence[torch.Tensor]) -> DistributedWork:
-    return DistributedWork([work.handle for work in works], nothing, results)
+    handles = []
+    for work in works:
+        work._is_awaited = True  # by way of the joined one
+        handles.append(work.handle)
+    return DistributedWork(handles, nothing, results)

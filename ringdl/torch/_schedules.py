@@ -35,7 +35,7 @@ def scale_with_warm_up(
             "and a factor of at least 1"
         )
     for group in optimizer.param_groups:
-        group["lr"] *= multiple
-        group["initial_lr"] = group["lr"]
+        group["lr"] = group["lr"] * multiple  # groups may share a tensor
+        group["initial_lr"] = group["lr"] * 1.0
     begin = 1 / multiple if steps > 0 else 1.0
     return torch.optim.lr_scheduler.LinearLR(optimizer, begin, total_iters=max(steps, 1))

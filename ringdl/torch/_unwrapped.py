@@ -15,8 +15,8 @@ import ringdl
 from ringdl.torch._compiled import uncompiled
 from ringdl.torch._wrapped import Wrapped
 
-_replicated: list[StorageWeakRef] = []
-"""The memory of parameters that were broadcast."""
+_replicated: dict[int, StorageWeakRef] = {}
+"""The memory of parameters that were broadcast, by the number that it has while it lives."""
 _works: weakref.WeakKeyDictionary[torch.optim.Optimizer, float] = weakref.WeakKeyDictionary()
 """How many works had ended at the last step of an optimizer that is not wrapped."""
 _is_watching = False
@@ -29,9 +29,12 @@ def watch(parameters: Iterable[torch.Tensor]) -> None:
     hand is left alone.
     """
     global _is_watching
-    alive = [memory for memory in _replicated if not memory.expired()]  # type: ignore[no-untyped-call]
-    added = [StorageWeakRef(tensor.untyped_storage()) for tensor in parameters]  # type: ignore[no-untyped-call]
-    _replicated[:] = alive + added
+    dead = [number for number, memory in _replicated.items() if memory.expired()]  # type: ignore[no-untyped-call]
+    for number in dead:
+        del _replicated[number]
+    for tensor in parameters:
+        memory = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        _replicated[memory.cdata] = memory
     if not _is_watching:
         _is_watching = True
         register_optimizer_step_pre_hook(_look)
@@ -41,7 +44,7 @@ def watch(parameters: Iterable[torch.Tensor]) -> None:
 def _look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if not _replicated or isinstance(optimizer, Wrapped) or not ringdl.is_initialized():
         return
-    replicated = {memory.cdata for memory in _replicated if not memory.expired()}  # type: ignore[no-untyped-call]
+    replicated = {number for number, memory in _replicated.items() if not memory.expired()}  # type: ignore[no-untyped-call]
     if not any(
         parameter.untyped_storage()._cdata in replicated
         for group in optimizer.param_groups

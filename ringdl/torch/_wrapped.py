@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,10 @@ import torch
 
 import ringdl
 from ringdl._training.options import check_passes
+from ringdl.torch._compiled import uncompiled
+
+_STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
+"""Of what torch puts around each ``step``, which calls its hooks."""
 
 
 class Wrapped(torch.optim.Optimizer):
@@ -99,9 +104,29 @@ def wrap(
     optimizer._ringdl_named_parameters = named
     optimizer._ringdl_hooks = []
     if before_step is not None:
-        optimizer._ringdl_hooks.append(optimizer.register_step_pre_hook(before_step))
+        hook = _in_outermost_step(before_step)
+        optimizer._ringdl_hooks.append(optimizer.register_step_pre_hook(hook))
     if after_step is not None:
-        optimizer._ringdl_hooks.append(optimizer.register_step_post_hook(after_step))
+        hook = _in_outermost_step(after_step)
+        optimizer._ringdl_hooks.append(optimizer.register_step_post_hook(hook))
+
+
+def _in_outermost_step(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, but not for a ``super().step()`` within ``step()``.
+
+    torch runs the hooks of an optimizer around the ``step`` of each class of which one was made.
+    """
+
+    @uncompiled
+    def only_outermost(optimizer: torch.optim.Optimizer, *args: Any) -> Any:
+        steps, frame = 0, sys._getframe(1)
+        while frame is not None and steps < 2:
+            if frame.f_code is _STEP_CODE and frame.f_locals["args"][:1] == (optimizer,):
+                steps += 1
+            frame = frame.f_back  # type: ignore[assignment]
+        return None if steps > 1 else hook(optimizer, *args)
+
+    return only_outermost
 
 
 def unwrap(optimizer: torch.optim.Optimizer) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 import ringdl
+import ringdl.torch as hvd
+from ringdl.torch import _unwrapped
 from tests.ranks.torch_helpers import (
     OPTIMIZERS,
     MakeOptimizer,
@@ -279,3 +282,100 @@ def check_steps_without_a_backward() -> None:
             for parameter, gradient in zip(model.parameters(), expected, strict=True):
                 dense = [each.to_dense() for each in (parameter.grad, gradient)]
                 assert torch.allclose(*dense, rtol=1e-15, atol=0)
+
+
+class Replacing(torch.optim.SGD):
+    """Gives its gradients other memory, as clipping by ``grad.data = ...`` does."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        result = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.data = parameter.grad.data.clone()
+        return result
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:  # type: ignore[override]
+        super().zero_grad(set_to_none=set_to_none)
+
+
+def check_gradients_in_other_memory() -> None:
+    """They move back into the buckets; a step within a step counts once."""
+    if ringdl.rank() == 0:
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)  # torch looks at its step, too
+    for set_to_none in (True, False):
+        compare(
+            make_mlp,
+            lambda parameters: Replacing(parameters, lr=0.1, momentum=0.9),
+            set_to_none=set_to_none,
+        )
+
+
+class Widened(torch.autograd.Function):
+    """As float32, and so is the gradient."""
+
+    @staticmethod
+    def forward(ctx: object, narrow: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return narrow.float()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        del ctx
+        return gradient
+
+
+def check_gradients_of_another_dtype() -> None:
+    """Of float32, for parameters of bfloat16: they are averaged as such."""
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        return
+    model = torch.nn.Linear(64, 1, bias=False).bfloat16()
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    model.weight.grad_dtype = torch.float32
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    gradient = torch.full((1, 64), 1.0 + 2**-12 * ringdl.rank())
+    (Widened.apply(model.weight) * gradient).sum().backward()
+    expected = 1.0 + 2**-12 * (ringdl.size() - 1) / 2
+    assert model.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(model.weight.grad, torch.full((1, 64), expected))
+    optimizer.zero_grad()
+
+
+def check_backward_passes_in_threads() -> None:
+    """Of two models at once."""
+    models = [make_mlp(), make_mlp()]
+    reference = make_mlp()
+    optimizers = [wrap(torch.optim.SGD(each.parameters(), lr=0.1), each) for each in models]
+    pairs = zip(models, optimizers, strict=True)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda pair: train(*pair, True, clip_norm=0.05, steps=20), pairs))
+    train(
+        reference, torch.optim.SGD(reference.parameters(), lr=0.1), False, clip_norm=0.05, steps=20
+    )
+    for model in models:
+        assert_close(model, reference)
+        assert_same_bits(model.parameters())
+
+
+def check_what_is_broadcast_again_and_again() -> None:
+    """It is remembered once."""
+    layer = torch.nn.Linear(3, 2)
+    hvd.broadcast_parameters(layer.state_dict(), 0)
+    before = len(_unwrapped._replicated)
+    for _ in range(3):
+        hvd.broadcast_parameters(layer.state_dict(), 0)
+    assert len(_unwrapped._replicated) == before
+
+
+def check_a_rate_that_groups_share() -> None:
+    """A tensor."""
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [each]} for each in weights], lr=torch.tensor(0.1))
+    scheduler = hvd.scale_with_warm_up(optimizer, 4, factor=3.0)
+    for group in optimizer.param_groups:
+        assert abs(float(group["lr"]) - 0.1) < 1e-6
+        assert abs(float(group["initial_lr"]) - 0.3) < 1e-6
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step()
+    assert all(abs(float(group["lr"]) - 0.3) < 1e-6 for group in optimizer.param_groups)

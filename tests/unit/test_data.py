@@ -90,8 +90,8 @@ def test_wrong_arguments() -> None:
         ShardedSampler([], communicator=alone)
     with pytest.raises(ringdl.UsageError, match="remainder is 'cut'"):
         ShardedSampler(3, remainder="cut", communicator=alone)  # type: ignore[arg-type]
-    with pytest.raises(ringdl.UsageError, match="4 of 3 samples"):
-        ShardedSampler(3, communicator=alone).resume(0, 4)
+    with pytest.raises(ringdl.UsageError, match="7 of 3 samples"):
+        ShardedSampler(3, communicator=alone).resume(0, 7)
     with pytest.raises(ringdl.UsageError, match="call ringdl"):
         ShardedSampler(3)
 
@@ -282,8 +282,33 @@ def test_errors_of_loaders() -> None:
     with pytest.raises(ringdl.UsageError, match="different numbers of rows"):
         loaders({"x": np.zeros(2), "y": np.zeros(3)}, 1)
     (loader,) = loaders(np.arange(3), 1)
-    with pytest.raises(ringdl.UsageError, match="4 of 3 samples"):
-        loader.load_state_dict({"epoch": 0, "consumed": 4})
+    with pytest.raises(ringdl.UsageError, match="7 of 3 samples"):
+        loader.load_state_dict({"epoch": 0, "consumed": 7})
+
+
+def test_objects_that_gather_are_asked_to() -> None:
+    """Also those that have `__getitem__`, as datasets of torch."""
+
+    class Doubled:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            raise AssertionError("not asked for")
+
+        def gather(self, indices: np.ndarray) -> np.ndarray:
+            return 2 * indices
+
+    alone = SimpleNamespace(rank=0, size=1)
+    loader = Loader(Doubled(), 4, shuffle=False, communicator=alone)  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in loader] == [[0, 2, 4, 6]]
+
+
+def test_the_last_batch_may_be_counted_whole() -> None:
+    alone = SimpleNamespace(rank=0, size=1)
+    sampler = ShardedSampler(100, communicator=alone)  # type: ignore[arg-type]
+    sampler.resume(0, 128)
+    assert len(sampler.indices()) == 0
 
 
 def test_loaders_follow_a_change_of_ranks() -> None:

@@ -95,7 +95,7 @@ def clip_grad_norm_(
         here = pipeline.allreduce(here, ringdl.Sum)
     norm = here.sqrt()
     factor = max_norm / (float(norm) + 1e-6)  # as PyTorch has it
-    if factor < 1:
+    if not factor >= 1:  # NaN, too
         for parameter in module.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
