@@ -372,6 +372,39 @@ def check_pipeline() -> None:
                 assert outputs is None
 
 
+class Rotated(torch.nn.Linear):
+    """With a complex buffer, as rotary embeddings have, and a state that is no tensor."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(6, 6, dtype=torch.float64)
+        self.register_buffer("turns", torch.full((3,), number + 1j, dtype=torch.complex64))
+        self.number = number
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
+@needs(ranks=2)
+def check_states_of_other_kinds() -> None:
+    its = all_ranks()
+    pipeline = parallel.Pipeline(
+        [Rotated(number) for number in range(its.size)], functional.mse_loss, its, microbatches=2
+    )
+    nothing = torch.zeros(())  # what is not looked at may be anything
+    pipeline.step(
+        random(4, 6, seed=1) if pipeline.is_first else 0,
+        random(4, 6, seed=2) if pipeline.is_last else nothing,
+    )
+    state = parallel.state_dict(pipeline, its)
+    for number in range(its.size):
+        assert (state[f"{number}.turns"] == number + 1j).all()
+        assert state[f"{number}._extra_state"] == {"number": number}
+    parallel.load_state_dict(pipeline, state)
+
+
 @needs(ranks=2)
 def check_data_and_pipeline() -> None:
     if hvd.size() % 2 != 0:

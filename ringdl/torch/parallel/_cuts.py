@@ -121,17 +121,29 @@ def state_dict(
     state: dict[str, torch.Tensor] = {}
     for name, tensor in module.state_dict().items():
         cut = cuts.get(name)
-        state[name] = tensor.detach().clone() if cut is None else cut.whole(tensor)
+        if not isinstance(tensor, torch.Tensor):  # a module's extra state
+            state[name] = tensor
+        else:
+            state[name] = tensor.detach().clone() if cut is None else cut.whole(tensor)
     if pipeline is None or pipeline.size == 1:
         return state
     told = pipeline.allgather_object(
-        {name: (tuple(each.shape), each.dtype) for name, each in state.items()}
+        {
+            name: (tuple(each.shape), each.dtype) if isinstance(each, torch.Tensor) else None
+            for name, each in state.items()
+        }
     )
     complete: dict[str, torch.Tensor] = {}
     for rank, its in enumerate(told):
-        for name, (shape, dtype) in its.items():
+        for name, like in its.items():
+            if like is None:
+                own = state[name] if rank == pipeline.rank else None
+                complete.setdefault(name, pipeline.broadcast_object(own, rank))
+                continue
+            shape, dtype = like
             tensor = state[name] if rank == pipeline.rank else torch.empty(shape, dtype=dtype)
-            complete.setdefault(name, pipeline.broadcast_(tensor, rank))
+            pipeline.broadcast_(torch.view_as_real(tensor) if tensor.is_complex() else tensor, rank)
+            complete.setdefault(name, tensor)
     return complete
 
 
@@ -151,6 +163,9 @@ def load_state_dict(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) 
         if name not in state:
             raise ringdl.UsageError(f"the state that is loaded has no {name!r}")
         cut, given = cuts.get(name), state[name]
+        if not isinstance(tensor, torch.Tensor):
+            own[name] = given
+            continue
         if cut is not None and (cut.dim >= given.ndim or given.shape[cut.dim] != cut.size):
             raise ringdl.UsageError(
                 f"{name!r} has the shape {tuple(given.shape)} in the state that is loaded, and not "

@@ -166,7 +166,10 @@ class Pipeline(torch.nn.Module):
 Key = tuple[str, int, int]
 """What travels: forward or backward, to which stage, of which microbatch."""
 Shapes = dict[Key, tuple[tuple[int, ...], torch.dtype]]
-_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32]
+_DTYPES = [
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+]
 _MOST_DIMENSIONS = 8
 
 
@@ -346,10 +349,12 @@ Batch = tuple[int, tuple[int, ...], str]
 
 
 def _told(inputs: Any, targets: Any) -> tuple[Batch | None, int | None]:
+    """What a rank has, which may be anything where it is not looked at."""
     batch = None
-    if isinstance(inputs, torch.Tensor):
+    if isinstance(inputs, torch.Tensor) and inputs.ndim > 0:
         batch = len(inputs), tuple(inputs.shape[1:]), str(inputs.dtype)
-    return batch, None if targets is None else len(targets)
+    has_length = hasattr(targets, "__len__") and getattr(targets, "ndim", 1) > 0
+    return batch, len(targets) if has_length else None
 
 
 def _refuse_batch(told: Sequence[tuple[Batch | None, int | None]], microbatches: int) -> None:
