@@ -235,7 +235,7 @@ def test_objective(penalty: str | None) -> None:
     X, _ = rows()
     y = X @ np.arange(4.0)
     model = SGDRegressor(penalty=penalty, alpha=0.1, l1_ratio=0.3, max_iter=3, tol=None).fit(X, y)
-    all_rows = Rows(X, y, None, [len(X)], 0, None, None)
+    all_rows = Rows(X, y, None, [len(X)], 0, None, None, None)
     ranks = Ranks(ringdl.get_communicator())
     found = _sgd._objective(model, all_rows, ranks)
     ratio = {"l2": 0.0, "l1": 1.0, "elasticnet": 0.3}.get(penalty or "", 0.0)
