@@ -130,13 +130,13 @@ class _OnTensorFlow:
             for (part, name), array in zip(places, arrays, strict=True):
                 whole[part][name] = array.copy() if part in changed else array
             self.handed.carry_out(when, whole)
-            return [whole[part][name] for part, name in results]
+            return [whole[part][name] for part, name in results] or [np.zeros((), np.bool_)]
 
         tensors = [parts[part][name] for part, name in places]
-        dtypes = [parts[part][name].dtype for part, name in results]
+        dtypes = [parts[part][name].dtype for part, name in results] or ["bool"]  # one at least
         made = call(f"policy {when}", run, tensors, dtypes, None)
         found: dict[str, Tensors] = {part: {} for part in changed}
-        for (part, name), tensor in zip(results, made, strict=True):
+        for (part, name), tensor in zip(results, made if results else [], strict=True):
             tensor.set_shape(parts[part][name].shape)
             found[part][name] = tensor
         return found
