@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ringdl import _cores, _launch, _mpirun
+from ringdl._interpreter import finding_ringdl
 from ringdl._version import __version__
 
 if TYPE_CHECKING:
@@ -402,8 +403,8 @@ def check_torch(trial: bool) -> Check:
         return Check("PyTorch", "ok", version)
     try:
         child = subprocess.run(
-            # -P: not the sources, where the folder is a clone's.
-            [sys.executable, "-P", "-c", _BACKEND_TRIAL],
+            [sys.executable, "-c", _BACKEND_TRIAL],
+            env=finding_ringdl(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -17,7 +17,8 @@ from dataclasses import astuple
 from ringdl import _cuda_mpi, _doctor, _grid, _mpi, _nccl, _tuning
 from ringdl._doctor import Check
 from ringdl._errors import UsageError
-from ringdl._launch import Launcher, StoreJob, finding_ringdl
+from ringdl._interpreter import finding_ringdl
+from ringdl._launch import Launcher, StoreJob
 
 _SECONDS = 60
 _ANSWER = "ringdl: "

@@ -7,10 +7,8 @@ library.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 """Slurm's own steps (batch script, interactive shell, extern) have ids from here on."""
@@ -191,13 +189,3 @@ def _slurm(environ: Mapping[str, str]) -> Launcher | None:
     return Launcher(
         "Slurm", rank, size, _number(environ, "SLURM_LOCALID"), size if hosts == 1 else None
     )
-
-
-def finding_ringdl(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for another Python that is to find this ringdl.
-
-    And not what lies in the folder where it is started: ringdl's sources, say.
-    """
-    root = str(Path(__file__).parents[1])
-    paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
-    return {**environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}

@@ -3,15 +3,13 @@
 RINGDL_TEST_ALL=1 makes a million works between two processes.
 """
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.running import run_ranks
+from tests.running import EVERYTHING, run_ranks
 
-EVERYTHING = os.environ.get("RINGDL_TEST_ALL") == "1"
 WORKS = 10_000
 
 

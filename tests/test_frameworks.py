@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS, started
-from tests.test_run import IS_ALL, any_python, start_job
+from tests.running import EVERYTHING
+from tests.test_run import any_python, start_job
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
@@ -41,7 +42,7 @@ CHECKS = {
 
 def need(package: str) -> None:
     """Skip the test where a package is not installed, but where all of them have to be."""
-    if not IS_ALL and importlib.util.find_spec(package) is None:
+    if not EVERYTHING and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed (make test-all does)")
 
 
@@ -51,7 +52,7 @@ JOBS = (
         *itertools.product(CHECKS, FIRST, (1, 2, 3)),
         *itertools.product(CHECKS, OTHERS, (2,)),
     ]
-    if IS_ALL
+    if EVERYTHING
     else zip(CHECKS, itertools.cycle(PYTHONS), itertools.cycle((2, 3)), strict=False)
 )
 """MPIs and numbers of ranks: an adapter hardly notices which MPI it is."""

@@ -16,17 +16,16 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS, TORCHES, started
-from tests.running import pretended_cuda
+from tests.running import EVERYTHING, pretended_cuda
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path.stem for path in (ROOT / "tests/ranks").glob("[!_]*.py"))
 TORCH = [name for name in MODULES if name.startswith("torch_")]
 CORE = [name for name in MODULES if name not in TORCH]
-IS_ALL = os.environ.get("RINGDL_TEST_ALL") == "1"
 
-CORE_SIZES = range(1, 9) if IS_ALL else (1, 2, 3, 4, 8)
-TORCH_SIZES = (1, 2, 3, 4) if IS_ALL else (2, 3)
-SLOW_SIZES = range(2, 9) if IS_ALL else (3,)
+CORE_SIZES = range(1, 9) if EVERYTHING else (1, 2, 3, 4, 8)
+TORCH_SIZES = (1, 2, 3, 4) if EVERYTHING else (2, 3)
+SLOW_SIZES = range(2, 9) if EVERYTHING else (3,)
 """Of checks that wait for seconds."""
 
 
@@ -104,7 +103,7 @@ def test_core_on_a_device(mpi_python: str, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["RINGDL_CUDA_PEERS", "RINGDL_SHARED_MEMORY"][: None if IS_ALL else 1]
+    "setting", ["RINGDL_CUDA_PEERS", "RINGDL_SHARED_MEMORY"][: None if EVERYTHING else 1]
 )
 def test_core_on_a_device_without(setting: str) -> None:
     """What they share is turned off."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ringdl._launch import finding_ringdl
+from ringdl._interpreter import finding_ringdl
 from ringdl.compare._policies import BASE, CHOICES
 from ringdl.compare._report import draw, table
 from ringdl.compare._run import SNAPSHOTS, Curve, Run

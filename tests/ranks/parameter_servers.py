@@ -27,6 +27,12 @@ class Copies:
     def reset_state(self) -> None:
         raise NotImplementedError
 
+    def take_step(self, policy: Any, change: float) -> None:
+        for array in self.parameters.values():
+            array += change
+        self.step += 1
+        policy.after_step(self)
+
 
 def shapes(comm: Communicator, dtype: Any) -> Arrays:
     """Odd ones, of several blocks, or of none."""
@@ -100,9 +106,7 @@ def check_no_update_is_lost(comm: Communicator) -> None:
     part = (part + 63) // 64 * 64
     pushes = 60
     for _ in range(pushes):
-        model.parameters["w"] += 1
-        model.step += 1
-        policy.after_step(model)
+        model.take_step(policy, 1)
         for begin in range(0, count, part):
             shard = model.parameters["w"][begin : begin + part]
             assert (shard == shard[0]).all(), "half an update"
@@ -182,10 +186,7 @@ def check_elastic(comm: Communicator) -> None:
                 moved = 0.25 * (own[rank] - center)
                 own[rank], center = own[rank] - moved, center + moved
             if rank == comm.rank:
-                for array in model.parameters.values():
-                    array += rank + 1
-                model.step += 1
-                policy.after_step(model)
+                model.take_step(policy, rank + 1)
             comm.barrier()
     for array in model.parameters.values():
         np.testing.assert_allclose(array, own[comm.rank], 1e-5)
@@ -215,10 +216,7 @@ def check_gossip(comm: Communicator) -> None:
                 own[rank] -= moved
                 shown[other] += moved
                 if rank == comm.rank:
-                    for array in model.parameters.values():
-                        array += rank + 1
-                    model.step += 1
-                    policy.after_step(model)
+                    model.take_step(policy, rank + 1)
                 comm.barrier()
         for array in model.parameters.values():
             np.testing.assert_allclose(array, own[comm.rank], 1e-5)
@@ -236,9 +234,7 @@ def check_gossip_loses_nothing(comm: Communicator) -> None:
     policy.attach(model)
     policy.start_over(model)
     for _ in range(30 + 20 * comm.rank):
-        model.parameters["w"] += 1
-        model.step += 1
-        policy.after_step(model)
+        model.take_step(policy, 1)
     policy.synchronize(model)
     expected = 30 + 20 * (comm.size - 1) / 2
     np.testing.assert_allclose(model.parameters["w"], expected, 1e-12)
