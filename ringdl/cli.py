@@ -277,7 +277,9 @@ def _tune(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    from ringdl import compare  # loads PyTorch
+    if importlib.util.find_spec("torch") is None:
+        raise _mpirun.LaunchError("what is compared is trained by PyTorch: pip install torch")
+    from ringdl import compare
 
     return compare.main(arguments)
 

@@ -15,22 +15,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ringdl._errors import UsageError
 from ringdl._interpreter import finding_ringdl
+from ringdl.bench._plan import check_writable
 from ringdl.compare._policies import BASE, CHOICES
-from ringdl.compare._report import draw, table
+from ringdl.compare._report import draw, finite, table
 from ringdl.compare._run import SNAPSHOTS, Curve, Run
 from ringdl.compare._summary import Row, best_rates, summarize
 from ringdl.compare._tasks import TASKS
 
 _LEGEND = """\
 loss, accuracy: of the test's data, after as many examples as AllReduce has had, each policy at its
-best learning rate; medians over seeds. examples: to AllReduce's accuracy less 0.01, as a share of
-all that it has had. As shares of what AllReduce took: to loss: examples to its loss; step, time:
-seconds of a step, and to its loss; time, slow: the same where one rank computes {slow} times
-longer, in both. -: not reached with twice the examples. KB/step: what each rank sends where ranks
-share no memory. distance: of the parameters from AllReduce's, as a share of how far these have
-moved, and guesses: how many of the test's differ. Of policies at each rank's own pace rank 0's
-parameters are shown, as they are between two exchanges; of others the mean of all ranks'."""
+best learning rate (!: the lowest or highest that was tried); medians over seeds. examples: to
+AllReduce's accuracy less 0.01, as a share of all that it has had. As shares of what AllReduce took:
+to loss: examples to its loss; step, time: seconds of a step, and to its loss; time, slow: the same
+where one rank computes {slow} times longer, in both. -: not reached with twice the examples.
+KB/step: what each rank sends where ranks share no memory. distance: of the parameters from
+AllReduce's, as a share of how far these have moved, and guesses: how many of the test's differ. Of
+policies at each rank's own pace rank 0's parameters are shown, as they are between two exchanges;
+of others the mean of all ranks'."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ _SHORT = {
     "gpt": Effort((2,), 1, 1),
 }
 _LONG = {name: Effort((1, 2, 4, 8), 3, 5) for name in TASKS}
+_WIDENED = 2
+"""How often rates are sought further out."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,17 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         "'python -m ringdl run -n {ranks}'; on slow links another one",
     )
     its = parser.parse_args(arguments)
-    for part in its.policies or ():
-        if not any(part in name for name in CHOICES):
-            parser.error(f"--policies {part}: there are {', '.join(CHOICES)}")
-    for name in ("seeds", "octaves", "slow", "shorter", "ranks"):
-        given = getattr(its, name)
-        if given is not None and min(given if name == "ranks" else [given]) <= 0:
-            parser.error(f"--{name}: pass a positive number")
-    if its.json and not its.json.parent.is_dir():
-        parser.error(f"--json {its.json}: there is no folder {its.json.parent}")
-    if its.plots and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plots needs matplotlib: pip install matplotlib")
+    _check(parser, its)
     begin = time.monotonic()
     chosen = [
         name
@@ -116,10 +111,6 @@ def main(arguments: Sequence[str]) -> int:
                 f"\n{name}, {(time.monotonic() - begin) / 60:.1f} minutes\n{table(rows)}",
                 flush=True,
             )
-            if its.plots:
-                firsts = [curve for curve in curves if curve.run.seed == 0]
-                draw(its.plots, name, firsts, apart)
-                draw(its.plots, f"{name}, one slow", slowed, apart)
             found.append(
                 {
                     "task": task,
@@ -129,9 +120,39 @@ def main(arguments: Sequence[str]) -> int:
                 }
             )
             if its.json:  # what is there, should the next one not end
-                its.json.write_text(json.dumps(found) + "\n")
+                its.json.write_text(json.dumps(finite(found), allow_nan=False) + "\n")
+            if its.plots:
+                firsts = [curve for curve in curves if curve.run.seed == 0]
+                draw(its.plots, name, firsts, apart)
+                draw(its.plots, f"{name}, one slow", slowed, apart)
     print("\n" + _LEGEND.format(slow=f"{its.slow:g}"))
     return 0
+
+
+def _check(parser: argparse.ArgumentParser, its: argparse.Namespace) -> None:
+    """End with a sentence, before anything is trained, if it cannot be carried out."""
+    for part in its.policies or ():
+        if not any(part in name for name in CHOICES):
+            parser.error(f"--policies {part}: there are {', '.join(CHOICES)}")
+    for name in ("seeds", "octaves", "slow", "shorter", "ranks"):
+        given = getattr(its, name)
+        if given is not None and min(given if name == "ranks" else [given]) <= 0:
+            parser.error(f"--{name}: pass a positive number")
+    if its.ranks and max(its.ranks) > min(TASKS[name].batch for name in its.tasks):
+        parser.error(f"--ranks {max(its.ranks)}: there are more ranks than samples in a step")
+    if any("digits" in name for name in its.tasks) and importlib.util.find_spec("sklearn") is None:
+        parser.error("the digits are scikit-learn's: pip install scikit-learn, or --tasks gpt")
+    if its.plots and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plots needs matplotlib: pip install matplotlib")
+    try:
+        if its.json:
+            check_writable("--json", its.json)
+        if its.plots:
+            its.plots.mkdir(parents=True, exist_ok=True)
+    except UsageError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--plots {its.plots}: {error.strerror}")
 
 
 class Comparison:
@@ -151,7 +172,7 @@ class Comparison:
 
     def carry_out(self) -> tuple[list[Row], list[Curve], list[Curve], list[Curve]]:
         """Find each policy's best rate; then train at that, also with a slow rank, and apart."""
-        rates = self._best_rates()
+        rates, at_end = self._best_rates()
         curves = self._job(
             [
                 self._run(name, rates[name], seed)
@@ -168,28 +189,30 @@ class Comparison:
             steps = 2 * SNAPSHOTS
             few = [Run(self._task, name, rates[name], 0, steps, steps) for name in self._chosen]
             apart = self._job(few, RINGDL_SHARED_MEMORY="0")
-        return summarize(curves, slowed, apart), curves, slowed, apart
+        return summarize(curves, slowed, apart, at_end), curves, slowed, apart
 
     def _run(self, name: str, rate: float, seed: int, slow: float = 1.0) -> Run:
         steps = self._steps * (1 if name == BASE else 2)
         return Run(self._task, name, rate, seed, steps, self._steps, slow)
 
-    def _best_rates(self) -> dict[str, float]:
-        """Powers of two around the task's; further, where the best one is at the end."""
+    def _best_rates(self) -> tuple[dict[str, float], set[str]]:
+        """Powers of two around the task's; further, where the best one is at the end.
+
+        Returns:
+            For each policy its rate, and those where that is at the end all the same.
+        """
         tried: dict[str, set[int]] = {name: set() for name in self._chosen}
         curves: list[Curve] = []
         wanted = {
             name: {*range(-self._effort.octaves, self._effort.octaves + 1)} for name in self._chosen
         }
-        for _ in range(3):
+        for _ in range(_WIDENED + 1):
             runs = []
             for name, octaves in wanted.items():
                 tried[name] |= octaves
                 for octave in sorted(octaves):
                     rate = self._rate(name, octave)
                     runs.append(Run(self._task, name, rate, 1000, self._steps, self._steps))
-            if not runs:
-                break
             curves += self._job(runs)
             best = best_rates(curves)
             wanted = {}
@@ -198,7 +221,9 @@ class Comparison:
                     if best[name] == self._rate(name, end):
                         further = {end + next_, end + 2 * next_}
                         wanted[name] = wanted.get(name, set()) | further
-        return best
+            if not wanted:
+                break
+        return best, {*wanted}
 
     def _rate(self, name: str, octave: int) -> float:
         rate: float = TASKS[self._task].rate * 2.0**octave

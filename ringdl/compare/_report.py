@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ringdl.compare._run import Curve
 from ringdl.compare._summary import Row
@@ -34,7 +35,7 @@ def table(rows: Sequence[Row]) -> str:
         lines.append(
             (
                 row.policy,
-                f"{row.rate:.4g}",
+                f"{row.rate:.4g}{'!' * row.rate_is_at_end}",
                 f"{row.loss:.3f}",
                 f"{middle:.3f}",
                 f"{low:.3f}-{high:.3f}",
@@ -52,6 +53,15 @@ def table(rows: Sequence[Row]) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def finite(its: Any) -> Any:
+    """What is to be JSON, with None for numbers that JSON does not have: what is not reached."""
+    if isinstance(its, dict):
+        return {key: finite(value) for key, value in its.items()}
+    if isinstance(its, (list, tuple)):
+        return [finite(value) for value in its]
+    return None if isinstance(its, float) and not math.isfinite(its) else its
 
 
 def draw(folder: Path, name: str, curves: Sequence[Curve], apart: Sequence[Curve]) -> None:
@@ -76,7 +86,6 @@ def draw(folder: Path, name: str, curves: Sequence[Curve], apart: Sequence[Curve
     axes[0].set_ylabel("loss of the test's data")
     axes[2].legend(fontsize="small")
     figure.suptitle(name)
-    folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name.replace(' ', '-')}.png", dpi=120)
     plt.close(figure)
 

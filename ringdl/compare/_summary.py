@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -24,6 +24,7 @@ class Row:
     Args:
         policy: its name.
         rate: the best learning rate.
+        rate_is_at_end: of those that were tried, so another one may be better.
         loss: after as many examples as the base has had.
         accuracy: the same; then the lowest and the highest of all seeds.
         examples: to the base's accuracy, but for 0.01, as a share of all that it has had.
@@ -38,6 +39,7 @@ class Row:
 
     policy: str
     rate: float
+    rate_is_at_end: bool
     loss: float
     accuracy: tuple[float, float, float]
     examples: float
@@ -66,7 +68,10 @@ def best_rates(curves: Sequence[Curve]) -> dict[str, float]:
 
 
 def summarize(
-    curves: Sequence[Curve], slowed: Sequence[Curve], apart: Sequence[Curve]
+    curves: Sequence[Curve],
+    slowed: Sequence[Curve],
+    apart: Sequence[Curve],
+    at_end: Collection[str] = (),
 ) -> list[Row]:
     """A row for each policy.
 
@@ -75,6 +80,7 @@ def summarize(
             base's half as long as the others.
         slowed: the same with a slow rank.
         apart: of ranks that share no memory.
+        at_end: policies whose best rate is the lowest or the highest that was tried.
     """
     base = {curve.run.seed: curve for curve in curves if curve.run.policy == BASE}
     slow_base = {curve.run.seed: curve for curve in slowed if curve.run.policy == BASE}
@@ -96,6 +102,7 @@ def summarize(
             Row(
                 policy,
                 its[0].run.rate,
+                policy in at_end,
                 median(_reached(each, each.loss, by.examples[-1]) for each, by in beside),
                 (median(accuracies), min(accuracies), max(accuracies)),
                 median(_to_accuracy(each, by) / by.examples[-1] for each, by in beside),
@@ -112,13 +119,14 @@ def summarize(
 
 
 def _reached(curve: Curve, values: Sequence[float], examples: int) -> float:
-    """The median in the last part of so many examples."""
-    last = [
-        value if math.isfinite(value) else math.inf
+    """The median in the last part of so many examples, or the last snapshot before."""
+    until = [
+        (had, value if math.isfinite(value) else math.inf)
         for value, had in zip(values, curve.examples, strict=True)
-        if examples * (1 - _LAST) < had <= examples
+        if had <= examples
     ]
-    return median(last)
+    last = [value for had, value in until if had > examples * (1 - _LAST)]
+    return median(last or [until[-1][1]])
 
 
 def _to_accuracy(curve: Curve, base: Curve) -> float:

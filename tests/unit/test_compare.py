@@ -1,13 +1,19 @@
 """Figures of the comparison, from curves made by hand."""
 
+import argparse
+import dataclasses
+import json
 import math
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from ringdl.compare._command import _LONG, _SHORT
+from ringdl.compare import main
+from ringdl.compare._command import _LONG, _SHORT, Comparison, Effort
 from ringdl.compare._policies import BASE, CHOICES
-from ringdl.compare._report import table
+from ringdl.compare._report import finite, table
 from ringdl.compare._run import Curve, Run
 from ringdl.compare._summary import best_rates, summarize
 from ringdl.compare._tasks import TASKS
@@ -86,6 +92,62 @@ def test_rates() -> None:
         curve("EASGD, every 4", [4, 4, 4, 4], rate=0.4),
     ]
     assert best_rates(curves) == {BASE: 0.2, "EASGD, every 4": 0.4}
+
+
+def test_a_run_so_short_that_no_snapshot_is_in_its_last_part() -> None:
+    """The one before counts."""
+    few = curve("ParameterAveraging, every 8, balanced", [9, 5, 1])
+    few = dataclasses.replace(few, examples=[10, 60, 130])
+    rows = summarize([BASE_CURVE, few], [], [])
+    assert (rows[0].loss, rows[1].loss) == (2, 5)
+
+
+def test_what_is_written_is_json() -> None:
+    """JavaScript's, too, which knows no Infinity and no NaN."""
+    rows = summarize([BASE_CURVE, curve("EASGD, every 4", [math.nan] * 16)], [], [])
+    text = json.dumps(finite([asdict(row) for row in rows]), allow_nan=False)
+    assert [row["bytes"] for row in json.loads(text)] == [None, None]
+    assert json.loads(text)[1]["examples"] is None
+    assert json.loads(text)[0]["loss"] == 2
+
+
+def test_a_rate_at_the_end_of_those_that_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def job(_: Comparison, runs: Sequence[Run], **settings: str) -> list[Curve]:
+        losses = [abs(run.rate - 0.1) if run.policy == BASE else 1 / run.rate for run in runs]
+        return [
+            curve(run.policy, [loss] * 32, rate=run.rate, seed=run.seed)
+            for run, loss in zip(runs, losses, strict=True)
+        ]
+
+    monkeypatch.setattr(Comparison, "_job", job)
+    chosen = argparse.Namespace(slow=4.0, start=None, shorter=1.0)
+    comparison = Comparison("digits", 1, Effort((1,), 1, 1), [BASE, "EASGD, every 4"], chosen)
+    base, other = comparison.carry_out()[0]
+    assert not base.rate_is_at_end
+    assert other.rate_is_at_end
+    assert "!" in table([other])
+    assert "!" not in table([base])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--policies Voting", "--policies Voting: there are AllReduce, "),
+        ("--seeds 0", "--seeds: pass a positive number"),
+        ("--tasks gpt --ranks 2 33", "--ranks 33: there are more ranks than samples in a step"),
+        ("--json /nowhere/found.json", "--json /nowhere/found.json cannot be written"),
+        ("--json /tmp", "--json /tmp cannot be written: Is a directory"),
+        ("--plots /dev/null/plots", "--plots /dev/null/plots: Not a directory"),
+    ],
+)
+def test_wrong_use(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is trained."""
+    if "plots" in words:
+        pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_every_policy_and_task_is_there() -> None:

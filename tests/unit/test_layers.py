@@ -97,7 +97,7 @@ PYTHON = {
     "tensorflow": {"core", "_frameworks", "_training", "keras"},
     "numpy": {"core", "_training"},
     "bench": {"core", "torch"},  # for what is compared
-    "compare": {"core", "torch", "policies"},
+    "compare": {"core", "torch", "policies", "bench"},  # for its check of files
     "simulate": {"core", "bench"},  # for its units
     "cli": {"core", "bench", "compare", "simulate"},
 }
