@@ -1,5 +1,7 @@
 #include "simulation/executor.h"
 
+#include <algorithm>
+
 namespace ringdl {
 
 Executor::Ticket SimulatedExecutor::spend(size_t bytes, double bytes_per_second) {
@@ -36,7 +38,16 @@ Executor::Ticket SimulatedExecutor::reduce(const ReduceMany& reduce_many,
                                            std::span<std::byte* const> targets, size_t bytes,
                                            bool streams) {
   if (its_.computes) cpu_executor().reduce(reduce_many, sources, targets, bytes, streams);
-  return spend(bytes * (sources.size() + targets.size() - 1), its_.reduce_bytes_per_second);
+  // A copy reads an array and writes one, an addition reads two and writes one: so what each takes
+  // says what reading and writing do, where memory is the limit, and what is left is adding.
+  const double copy = 1 / its_.copy_bytes_per_second;
+  const double add = 1 / its_.reduce_bytes_per_second;
+  const double read = std::clamp(add - copy, 0.0, copy);
+  const double write = copy - read;
+  const double compute = std::max(0.0, add - 2 * read - write);
+  const auto count = static_cast<double>(sources.size());
+  const auto into = static_cast<double>(targets.size());
+  return spend(bytes, 1 / (count * read + into * write + (count - 1) * compute));
 }
 
 Executor::Ticket SimulatedExecutor::pack(const Codec& codec, std::byte* wire,

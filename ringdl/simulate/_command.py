@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str]) -> int:
         _check_files(chosen)
         run: Callable[[argparse.Namespace], None] = chosen.run
         run(chosen)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read this has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UsageError, Error) as error:
         print(f"ringdl simulate: {error}", file=sys.stderr)
         return 2

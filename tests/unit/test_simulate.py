@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +114,13 @@ def test_links_are_what_it_takes() -> None:
     assert predict(cluster(8, 1), [(100 * MB, 0.0)]).limited_by == "processors"
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_inside_a_host_an_array_is_read_and_written_once(ranks: int) -> None:
+    """What a copy of it takes, whatever their number."""
+    predicted = predict(cluster(ranks, 1), [(100 * MB, 0.0)], _engine.Algorithm.direct)
+    assert 1 <= predicted.seconds / (100 * MB / 8e9) < 1.1
+
+
 def test_hosts_are_as_full_as_they_are() -> None:
     assert cluster(12, 4).with_ranks(4).hosts == 2
     assert cluster(48, 8).with_ranks(8).hosts == 2
@@ -210,6 +219,21 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
         assert said in capsys.readouterr().err
     with pytest.raises(UsageError, match="there is no array"):
         cluster(2, 1).engine().predict_allreduces([], None)
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    words = ["--ranks", "16", "--hosts", "4", "--link", "10gbit", "--scaling"]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "ringdl", "simulate", "allreduce", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    job.stdout.close()
+    job.stdout = None
+    _, errors = job.communicate(timeout=60)
+    assert (job.returncode, errors) == (0, "")
 
 
 def test_an_algorithm_that_is_not_for_these_ranks() -> None:

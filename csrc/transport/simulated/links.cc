@@ -8,7 +8,7 @@
 namespace ringdl {
 namespace {
 
-int64_t duration_ns(size_t bytes, double bytes_per_second) {
+int64_t nanoseconds(size_t bytes, double bytes_per_second) {
   return static_cast<int64_t>(static_cast<double>(bytes) / bytes_per_second * kSecond);
 }
 
@@ -27,25 +27,31 @@ Links::Links(std::vector<int> hosts, SimulatedLink link, SimulatedLink memory, i
       ranks_(hosts_of_ranks_.size()),
       hosts_(count_hosts(hosts_of_ranks_)) {}
 
-int64_t Links::send(int from, int to, size_t bytes, int64_t now_ns, int64_t not_before_ns,
-                    int64_t latency_ns) {
+int64_t Links::leave(int from, int to, size_t bytes, int64_t now_ns, int64_t latency_ns) {
   compute(from, now_ns, message_ns_);
   Rank& sender = ranks_[static_cast<size_t>(from)];
-  const int64_t begin = std::max(sender.free_ns, not_before_ns);
   if (are_together(from, to)) {
-    sender.memory_free_ns =
-        std::max(begin, sender.memory_free_ns) + duration_ns(bytes, memory_.bytes_per_second);
+    sender.memory_free_ns = std::max(sender.free_ns, sender.memory_free_ns) +
+                            nanoseconds(bytes, memory_.bytes_per_second);
     return sender.memory_free_ns + latency_ns + message_ns_;
   }
   Host& source = hosts_[static_cast<size_t>(host_of(from))];
-  Host& target = hosts_[static_cast<size_t>(host_of(to))];
-  const double rate = link_.bytes_per_second / std::max(source.slower, target.slower);
-  const int64_t takes = duration_ns(bytes, rate);
-  const int64_t out = std::max(begin, source.out_free_ns);
-  source.out_free_ns = out + takes;
-  target.in_free_ns = std::max(out + latency_ns, target.in_free_ns) + takes;
+  const int64_t begin = std::max(sender.free_ns, source.out_free_ns);
+  source.out_free_ns = begin + duration_ns(from, to, bytes);
   source.bytes_sent += bytes;
+  return begin + latency_ns;
+}
+
+int64_t Links::enter(int from, int to, size_t bytes, int64_t now_ns) {
+  Host& target = hosts_[static_cast<size_t>(host_of(to))];
+  target.in_free_ns = std::max(now_ns, target.in_free_ns) + duration_ns(from, to, bytes);
   return target.in_free_ns + message_ns_;
+}
+
+int64_t Links::duration_ns(int from, int to, size_t bytes) const {
+  const double slower = std::max(hosts_[static_cast<size_t>(host_of(from))].slower,
+                                 hosts_[static_cast<size_t>(host_of(to))].slower);
+  return nanoseconds(bytes, link_.bytes_per_second / slower);
 }
 
 void Links::compute(int rank, int64_t now_ns, int64_t duration_ns) {

@@ -38,13 +38,16 @@ class Links {
     return (are_together(from, to) ? memory_ : link_).latency_ns;
   }
 
-  /// A message is sent, and is on its way from then on. The processor of the one that it comes to
-  /// is to be told: see took().
-  /// @param not_before_ns  it leaves
+  /// A message leaves its host, or goes to a rank of that.
   /// @param latency_ns  latency_ns(), or longer
-  /// @returns  when it arrives
-  int64_t send(int from, int to, size_t bytes, int64_t now_ns, int64_t not_before_ns,
-               int64_t latency_ns);
+  /// @returns  when it is at the link of the other host, where it is to enter() then; inside a
+  /// host,
+  ///     when it arrives
+  int64_t leave(int from, int to, size_t bytes, int64_t now_ns, int64_t latency_ns);
+  /// It is at the link of the other host. Of messages from several hosts, those that are there
+  /// first go first.
+  /// @returns  when it arrives; the processor of the one that it comes to is to be told: see took()
+  int64_t enter(int from, int to, size_t bytes, int64_t now_ns);
   /// A rank's processor is busy for so long: what it sends leaves later.
   void compute(int rank, int64_t now_ns, int64_t duration_ns);
   /// A rank has a message now: its processor was busy with that, if it had nothing else to do.
@@ -59,6 +62,8 @@ class Links {
   uint64_t bytes_sent(int host) const { return hosts_[static_cast<size_t>(host)].bytes_sent; }
 
  private:
+  int64_t duration_ns(int from, int to, size_t bytes) const;  // on their hosts' links
+
   struct Rank {
     int64_t free_ns = 0;  // its processor
     int64_t busy_ns = 0;

@@ -44,6 +44,9 @@ struct Message {
   bool is_met = false;  // by this receive:
   Posted receive{};
   bool is_dropped = false;  // one of its ends is gone
+
+  // A long one is announced before it is met.
+  size_t bytes_on_way() const { return is_long && !is_met ? 0 : bytes; }
 };
 
 struct Inbox {
@@ -58,11 +61,11 @@ struct Operation {
 };
 
 struct Event {
-  enum Kind { kComes, kWake, kCall };
+  enum Kind { kLeaves, kEnters, kComes, kWake, kCall };
   int64_t time_ns;
   uint64_t order;
   Kind kind;
-  size_t what;  // a message, a rank, or the key of a call
+  size_t what;  // a message (the first three), a rank, or the key of a call
 
   bool operator>(const Event& other) const {
     return std::tie(time_ns, order) > std::tie(other.time_ns, other.order);
@@ -159,18 +162,24 @@ struct SimulatedNetwork::State {
     if (bytes > 0 && !is_phantom(into)) std::memcpy(into, from, bytes);
   }
 
-  // Sends so many bytes of a message, which comes then.
-  void travel(size_t index, size_t bytes, int64_t not_before_ns) {
-    const Message& message = messages[index];
-    const int64_t latency = jittered(links.latency_ns(message.from, message.to));
-    int64_t arrives_ns =
-        links.send(message.from, message.to, bytes, clock.now_ns(), not_before_ns, latency);
+  // A message, or its announcement, is sent, and comes some time.
+  void travel(size_t index) {
+    const Message& its = messages[index];
+    const int64_t latency = jittered(links.latency_ns(its.from, its.to));
+    int64_t at_ns = links.leave(its.from, its.to, its.bytes_on_way(), clock.now_ns(), latency);
     if (options.jitter_seed != 0) {  // messages with the same tag do not overtake one another
-      int64_t& last = last_arrivals[{message.from, message.to, message.tag}];
-      arrives_ns = last = std::max(arrives_ns, last + 1);
+      int64_t& last = last_arrivals[{its.from, its.to, its.tag}];
+      at_ns = last = std::max(at_ns, last + 1);
     }
     ++messages_sent;
-    schedule(arrives_ns, Event::kComes, index);
+    const bool is_inside = links.are_together(its.from, its.to);
+    schedule(at_ns, is_inside ? Event::kComes : Event::kEnters, index);
+  }
+
+  void enter(size_t index) {
+    const Message& its = messages[index];
+    schedule(links.enter(its.from, its.to, its.bytes_on_way(), clock.now_ns()), Event::kComes,
+             index);
   }
 
   int64_t jittered(int64_t latency_ns) {
@@ -193,7 +202,7 @@ struct SimulatedNetwork::State {
     if (is_carried && message.is_long) message.source = first;
     if (is_carried && !message.is_long) message.copy.assign(first, first + bytes);
     const Ticket ticket = message.send;
-    travel(index, message.is_long ? 0 : bytes, 0);
+    travel(index);
     if (!message.is_long) end_send(messages[index]);
     return ticket;
   }
@@ -233,7 +242,7 @@ struct SimulatedNetwork::State {
     rank(message.to).operations[posted.ticket].message = index;
     // The sender hears of it first.
     const int64_t latency = links.latency_ns(message.from, message.to);
-    travel(index, message.bytes, clock.now_ns() + latency + options.message_ns);
+    schedule(clock.now_ns() + latency + options.message_ns, Event::kLeaves, index);
   }
 
   void deliver(size_t index) {
@@ -450,6 +459,12 @@ bool SimulatedNetwork::advance() {
     const Event event = its.events.top();
     its.events.pop();
     switch (event.kind) {
+      case Event::kLeaves:
+        its.travel(event.what);
+        break;
+      case Event::kEnters:
+        its.enter(event.what);
+        break;
       case Event::kComes:
         its.on_comes(event.what);
         break;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <string>
 #include <vector>
 
@@ -37,12 +38,21 @@ class Activity {
   /// A failure is right if it names one of those that have died.
   std::string wrong_failure(const std::string& text, const std::vector<int>& victims) const {
     const bool names_one = std::ranges::any_of(victims, [&](int rank) {
-      return has(rank) && text.find("rank " + std::to_string(rank)) != std::string::npos;
+      return has(rank) && names(text, "rank " + std::to_string(rank));
     });
     return names_one ? "" : " fails: " + text;
   }
 
  private:
+  // Whether the text has these words, not followed by another digit.
+  static bool names(const std::string& text, const std::string& words) {
+    for (size_t at = text.find(words); at != text.npos; at = text.find(words, at + 1)) {
+      const size_t end = at + words.size();
+      if (end == text.size() || !std::isdigit(static_cast<unsigned char>(text[end]))) return true;
+    }
+    return false;
+  }
+
   const std::vector<int> members_;
 };
 
