@@ -105,8 +105,8 @@ def detect(environ: Mapping[str, str]) -> Launcher | None:
     that is no number counts as absent.
 
     These are not launched: a batch script, a shell from ``salloc`` (Slurm sets SLURM_PROCID=0 in
-    both, but no step of the user's), and a child of an Open MPI process that was itself started
-    alone.
+    both, but no step of the user's), the only task of a step (``srun --pty bash``), and a child of
+    an Open MPI process that was itself started alone.
 
     Args:
         environ: ``os.environ`` or a copy of one.
@@ -183,7 +183,7 @@ def _slurm(environ: Mapping[str, str]) -> Launcher | None:
     step = _number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     rank = _number(environ, "SLURM_PROCID")
     size = _number(environ, "SLURM_STEP_NUM_TASKS")
-    if step is None or step >= _FIRST_RESERVED_STEP or rank is None or size is None:
+    if step is None or step >= _FIRST_RESERVED_STEP or rank is None or size is None or size == 1:
         return None
     hosts = _number(environ, "SLURM_STEP_NUM_NODES")
     return Launcher(

@@ -82,15 +82,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _lack(path: Path) -> str:
     """Why the table could not be written there; empty if it can be."""
+    reason = "it is a folder" if path.is_dir() else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".part").touch()
     except OSError as error:
-        return (
-            f"the table cannot be written to {path}: {error.strerror}; name another file by -o, "
-            "and to jobs by RINGDL_TUNING"
-        )
-    return ""
+        reason = str(error.strerror)
+    if not reason:
+        return ""
+    return (
+        f"the table cannot be written to {path}: {reason}; name another file by -o, and to jobs by "
+        "RINGDL_TUNING"
+    )
 
 
 def measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shlex
@@ -150,7 +151,7 @@ def _run(arguments: list[str]) -> int:
 
     _check_program(program)
     launcher = _launch.detect_store_job(os.environ) or _launch.detect(os.environ)
-    if launcher is not None and (launcher.name != "Slurm" or launcher.size != 1):
+    if launcher is not None:
         raise _mpirun.LaunchError(
             f"this process was itself started by {launcher}, and mpirun does not work inside of it:"
             " start the script directly, without `python -m ringdl run`"

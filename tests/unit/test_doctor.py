@@ -38,7 +38,9 @@ def test_cores() -> None:
     )
 
 
-@pytest.mark.parametrize(("threads", "verdict"), [("", "ok"), ("2", "ok"), ("3", "note")])
+@pytest.mark.parametrize(
+    ("threads", "verdict"), [("", "ok"), ("2", "ok"), ("2,9", "ok"), ("3", "note"), ("3,1", "note")]
+)
 def test_threads(threads: str, verdict: str) -> None:
     assert _doctor.check_threads(TWO, {"OMP_NUM_THREADS": threads}).verdict == verdict
 

@@ -48,6 +48,16 @@ def test_what_is_no_communicator_is_refused() -> None:
     assert "UsageError: init([0, 1]): pass an mpi4py communicator" in result.stderr
 
 
+def test_one_task_of_slurm_needs_no_mpi() -> None:
+    """As in `srun --pty bash`."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    for name in ("SLURM_JOB_ID", "SLURM_NTASKS"):
+        step[name] = "1"
+    hidden = "import sys; sys.modules['mpi4py'] = None"
+    ended = init_with(hidden, **step)
+    assert ended.stdout == "1\n", ended.stderr
+
+
 def test_a_size_without_a_rank_means_nothing() -> None:
     assert init_with(WORLD_SIZE="2").stdout == "1\n"
 

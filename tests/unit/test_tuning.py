@@ -129,6 +129,11 @@ def test_where_a_table_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         find_tuning("/nowhere", "MPICH", ONE_HOST)
 
 
+def test_a_table_is_not_written_where_a_folder_is(tmp_path: Path) -> None:
+    assert _tune._lack(tmp_path / "new" / "table.json") == ""
+    assert "it is a folder" in _tune._lack(tmp_path)
+
+
 def test_topologies_have_names() -> None:
     assert topology(ONE_HOST) == "4"
     assert topology([0, 0, 0, 7]) == "3+1"
