@@ -209,6 +209,8 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
         ("between_passes", 2),
         ("parameters_that_differ", 2),
         ("arrays_that_differ", 2),
+        ("names_in_flight", 2),
+        ("memory_goes", 2),
         ("one_raises_while_others_wait_for_its_clock", 2),
         ("one_dies_whom_nobody_waits_for", 2),
         ("one_raises_while_others_compute", 2),

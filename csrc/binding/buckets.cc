@@ -190,7 +190,9 @@ void bind_buckets(nb::module_& module) {
             self.own->unpack(reinterpret_cast<void*>(stream), targets, scale);
           },
           nb::arg("into"), nb::arg("scale"), nb::arg("stream"))
-      .def("count_nonfinite", [](Buckets& self) { self.own->count_non_finite(); })
+      .def(
+          "count_nonfinite", [](Buckets& self) { self.own->count_non_finite(); },
+          nb::call_guard<nb::gil_scoped_release>())
       .def("nonfinite", [](const Buckets& self) { return self.own->non_finite(); })
       .def(
           "wait",

@@ -134,6 +134,8 @@ void bind_communicator(nb::module_& module) {
   nb::class_<Communicator>(module, "Communicator")
       .def_prop_ro("rank", [](const Communicator& self) { return self.driver->rank(); })
       .def_prop_ro("size", [](const Communicator& self) { return self.driver->size(); })
+      .def_prop_ro("has_threads",
+                   [](const Communicator& self) { return self.driver->has_threads(); })
       .def_prop_ro("is_shut_down",
                    [](const Communicator& self) { return self.driver->is_shut_down(); })
       .def("submit", &submit, nb::arg("kind"), nb::arg("array").none(), nb::arg("dtype").none(),
@@ -395,6 +397,7 @@ void bind_communicator(nb::module_& module) {
         return list;
       },
       nb::arg("size"));
+  module.def("submit_for_caller", &Driver::submit_for_caller, nb::arg("does"));
   module.def(
       "over_sockets",
       [](int rank, std::vector<int> sockets) {

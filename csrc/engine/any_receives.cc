@@ -18,7 +18,7 @@ class Awaiting final : public Collective {
   bool may_be_written = false;  // the receive's buffer, by a rank that has failed
 };
 
-// It has failed with its sender, and its buffer is kept for good.
+// It has failed with its sender, which may write to its buffer.
 bool is_kept(const Work& message) {
   return message.state.load() == Work::State::kFailed && !message.released.load() &&
          message.failure.kind == FailureKind::kRankFailed;

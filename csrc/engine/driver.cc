@@ -15,6 +15,7 @@ namespace {
 
 std::atomic<bool> forked = false;
 std::atomic<int> dump_requests = 0;
+thread_local bool submits_for_caller = false;
 
 // How long a blocking caller polls the slots before its call becomes an ordinary work: what a
 // message takes, or, on shared cores, a few turns of the others.
@@ -122,10 +123,13 @@ void Driver::note_submitter() {
     throw UsageError("ringdl is shutting down; call ringdl.init() first");
   }
   engine_.parts().joining.refuse_joined();
+  if (submits_for_caller) return;
   const std::thread::id caller = std::this_thread::get_id();
   if (!submitter_) submitter_ = caller;
   if (*submitter_ != caller) one_submitter_ = false;
 }
+
+bool Driver::submit_for_caller(bool does) { return std::exchange(submits_for_caller, does); }
 
 void Driver::forget_submitters() {
   const Lock lock = lock_for_call();
@@ -135,8 +139,8 @@ void Driver::forget_submitters() {
 
 // In shutdown() nobody may; else whoever waits is the only one that has submitted anything so far.
 bool Driver::may_submit() const {
-  const bool is_only_one = one_submitter_ && submitter_ == std::this_thread::get_id();
-  return !is_only_one && !shutting_down_;
+  const bool is_known = submits_for_caller || submitter_ == std::this_thread::get_id();
+  return !(one_submitter_ && is_known) && !shutting_down_;
 }
 
 std::shared_ptr<Work> Driver::submit(const Call& call, void* data) {
@@ -167,7 +171,7 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
     }
   } else {
     before_waiting();
-    auto direct = immediate.begin_direct(call, key, data);
+    auto direct = begin_direct(call, key, data);
     const size_t bytes = bytes_of(call);
     const bool is_polled = bytes <= kMostPolledBytes && engine_.parts().works.is_empty();
     if (!is_polled ||
@@ -175,9 +179,19 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
       return immediate.submit(call, key, std::move(direct));
     }
   }
-  if (!engine_.parts().works.is_empty() || is_time_to_poll()) engine_.poll();
   immediate.finish(call, key, plan.meeting, begin, is_traced ? now_ns() : begin);
+  if (!engine_.parts().works.is_empty() || is_time_to_poll()) engine_.poll();
   return nullptr;
+}
+
+// Without room for it the call counts, as it does on the other ranks.
+std::unique_ptr<HostAllreduce> Driver::begin_direct(const Call& call, const Key& key, void* data) {
+  try {
+    return engine_.parts().immediate.begin_direct(call, key, data);
+  } catch (const std::bad_alloc& error) {
+    engine_.refuse(call, error.what());
+    throw;
+  }
 }
 
 template <typename Step>

@@ -65,6 +65,12 @@ class Driver {
   /// @param why  a sentence, which they get as MismatchError
   void refuse(const Call& call, const std::string& why);
 
+  /// Whether what the calling thread submits counts as submitted by another one, which waits for it
+  /// in a framework meanwhile: autograd and TensorFlow have threads of their own. So the diagnosis
+  /// goes on to know who may submit something. For a scope.
+  /// @returns  what it was before
+  static bool submit_for_caller(bool does);
+
   /// Has the progress thread take notice of works that nobody is going to wait for at once.
   void wake();
 
@@ -247,6 +253,7 @@ class Driver {
   Lock lock_for_call(const std::function<void()>& before_waiting = {});
   void note_submitter();
   bool may_submit() const;
+  std::unique_ptr<HostAllreduce> begin_direct(const Call& call, const Key& key, void* data);
   template <typename Step>
   bool poll_for_a_moment(Step step, size_t bytes, const std::function<void()>& before_waiting);
   bool is_time_to_poll();

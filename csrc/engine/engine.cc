@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/keep_for_good.h"
@@ -19,6 +20,7 @@ void Engine::close() {
   if (!parts_.transport) return;
   give_up();
   parts_.joining.forget_groups();
+  parts_.works.let_go();
   parts_.transport.reset();
 }
 
@@ -33,8 +35,7 @@ void Engine::give_up() noexcept try {
   parts_.mailbox.give_up();
   parts_.works.withdraw();
   parts_.control->close();
-  parts_.works.keep_leaving();
-  if (!parts_.control->idle()) keep_for_good(parts_.control);
+  if (!parts_.control->idle() && parts_.transport->reads_on()) keep_for_good(parts_.control);
 } catch (...) {  // the transport is broken: there is nothing left to withdraw from
 }
 
@@ -42,7 +43,7 @@ void Engine::give_up() noexcept try {
 std::shared_ptr<Work> Engine::submit(const Call& call, void* data) {
   const std::shared_ptr<Work> work = submissions_.submit(call, data);
   if (work->ended()) return work;
-  poll();
+  poll_beside();
   failures_.check_senders(*work);
   return work;
 }
@@ -51,7 +52,7 @@ std::shared_ptr<Work> Engine::call_box(const BoxName& name, int to,
                                        std::unique_ptr<Collective> caller) {
   submissions_.refuse_many();
   auto work = parts_.mailbox.call(name, to, std::move(caller));
-  if (!work->ended()) poll();
+  if (!work->ended()) poll_beside();
   return work;
 }
 
@@ -62,7 +63,7 @@ void Engine::refuse(const Call& call, const std::string& why) {
 
 std::shared_ptr<Work> Engine::launch_bucket(int64_t number) {
   const std::shared_ptr<Work> work = submissions_.launch_bucket(number);
-  if (!work->ended()) poll();
+  if (!work->ended()) poll_beside();
   return work;
 }
 
@@ -89,7 +90,17 @@ void Engine::remove_bucket(int64_t number) {
                  " while in flight; keep the buckets until wait() has returned"});
 }
 
+// Whoever has begun a work has to get it, so what goes wrong meanwhile is raised by the next poll.
+void Engine::poll_beside() {
+  try {
+    poll();
+  } catch (const std::exception&) {
+    put_off_ = std::current_exception();
+  }
+}
+
 int Engine::poll() {
+  if (put_off_) std::rethrow_exception(std::exchange(put_off_, nullptr));
   ++polls_;
   const int messages = inbox_.poll();
   const int answered = parts_.joining.answer_calls();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -79,12 +80,14 @@ class Engine {
 
  private:
   void give_up() noexcept;
+  void poll_beside();
 
   // What holds rules, not state, is made before the parts, and refers to them.
   Failures failures_{parts_};
   Inbox inbox_{parts_, failures_};
   Submissions submissions_{parts_, inbox_, failures_};
   Parts parts_;
+  std::exception_ptr put_off_;
   int64_t polls_ = 0;
   uint64_t other_moves_ = 0;  // than those of works
 };

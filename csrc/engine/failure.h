@@ -13,6 +13,7 @@ enum class FailureKind : uint8_t {
   kUsage = 1,       // it would have failed whatever the others did
   kRankFailed = 2,  // a rank that takes part has failed
   kDevice = 3,      // a device of a rank that takes part has failed
+  kMemory = 4,      // a rank that takes part has not enough
 };
 
 /// Why a work fails on all ranks.
@@ -23,7 +24,7 @@ struct Failure {
 
   explicit operator bool() const { return !text.empty(); }
 
-  /// @throws UsageError, MismatchError, RankFailedError, DeviceError
+  /// @throws UsageError, MismatchError, RankFailedError, DeviceError, OutOfMemory
   [[noreturn]] void raise() const {
     switch (kind) {
       case FailureKind::kUsage:
@@ -32,6 +33,8 @@ struct Failure {
         throw RankFailedError(text);
       case FailureKind::kDevice:
         throw DeviceError(text);
+      case FailureKind::kMemory:
+        throw OutOfMemory(text);
       case FailureKind::kMismatch:
         break;
     }

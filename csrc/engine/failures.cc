@@ -110,6 +110,8 @@ void Failures::fail(const Key& key, const Failure& why, bool skip) {
     parts_.matching.take(key);
   } else {
     parts_.matching.park_failure(key, why);
+    parts_.any_receives.on_header();
+    parts_.mailbox.on_header(key);
   }
 }
 

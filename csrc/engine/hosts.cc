@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "base/error.h"
 
 namespace ringdl {
 
@@ -20,6 +21,7 @@ void Hosts::use(std::shared_ptr<Window> window, std::vector<int> hosts) {
   last_ = nullptr;
   if (!window_ || !share_memory(*group_of_all(rank_, size_))) return;
   slots_memory_ = window_->allocate(Slots::bytes());  // at the same place on all ranks
+  if (!slots_memory_) throw OutOfMemory("there is no shared memory for what ranks meet in");
   const uint64_t offset = *window_->offset_of(slots_memory_.get(), Slots::bytes());
   std::vector<std::byte*> memory;
   for (int rank = 0; rank < size_; ++rank) memory.push_back(window_->at(rank, offset));

@@ -250,7 +250,8 @@ void Driver::give_up(const std::shared_ptr<Work>& work, const std::string& why) 
   if (!work->ended()) engine_.give_up(*work, why);
   const int64_t begin = now_ns();
   progress_until(
-      lock, {}, [&] { return work->released.load() || now_ns() - begin > kPatience; },
+      lock, {},
+      [&] { return work->released.load() || work->is_kept.load() || now_ns() - begin > kPatience; },
       [](int64_t) {});
 }
 

@@ -44,6 +44,8 @@ class Work {
   /// It has ended and its messages have left: nothing reads or writes its buffer any more. Any
   /// thread.
   std::atomic<bool> released = false;
+  /// It has failed, and other ranks may write to its buffer: it is never released. Any thread.
+  std::atomic<bool> is_kept = false;
 
   std::shared_ptr<const void> memory;  // what it reads and writes, if that is not the caller's
   std::unique_ptr<Collective> collective;

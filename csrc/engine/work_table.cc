@@ -58,11 +58,15 @@ bool WorkTable::step(const std::shared_ptr<Work>& work) {
       return true;
     }
   } catch (const std::exception& error) {
-    if (work->description.memory != MemoryKind::kDevice) throw;
+    FailureKind kind = FailureKind::kDevice;
+    if (work->description.memory != MemoryKind::kDevice) {
+      if (dynamic_cast<const std::bad_alloc*>(&error) == nullptr) throw;
+      kind = FailureKind::kMemory;
+    } else if (dynamic_cast<const UsageError*>(&error) != nullptr) {
+      kind = FailureKind::kUsage;
+    }
     work->is_broken = true;
-    const bool is_misused = dynamic_cast<const UsageError*>(&error) != nullptr;
-    broken_.push_back(
-        {work, error.what(), is_misused ? FailureKind::kUsage : FailureKind::kDevice});
+    broken_.push_back({work, error.what(), kind});
     return false;
   }
   const int64_t after = work->collective->pieces();
@@ -151,28 +155,29 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
     work->bucket_channel->abort();
   }
   end(work, why);
+  work->failure = why;
   work->collective->stop();
   if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
-    keep_for_good(work->memory);
+    kept_.push_back(work->memory);
   }
   work->last_operation = executor_.last();
   const bool may_be_written =
       why.kind == FailureKind::kRankFailed || why.kind == FailureKind::kDevice;
   if (may_be_written && work->collective->pieces() >= 0) {
-    keep_for_good(work);  // other ranks may write to its buffer: it is not released
+    kept_.push_back(work);  // other ranks may write to its buffer: it is not released
+    work->is_kept.store(true, std::memory_order_release);
   } else if (is_idle(*work)) {
     release(*work);
   } else {
     leaving_.push_back(work);
   }
-  work->failure = why;
   on_end_(*work, why);
   work->state.store(Work::State::kFailed, std::memory_order_release);
 }
 
-// Frees what a work that has ended holds, however long its user keeps it.
+// Frees what a work that has ended holds, however long its user keeps it, but what it has gathered.
 void WorkTable::release(Work& work) {
-  if (work.collective->gathered() == nullptr) work.collective.reset();
+  if (work.failure || work.collective->gathered() == nullptr) work.collective.reset();
   work.memory.reset();
   if (work.keyed_channel) released_.push_back(work.id);
   work.released.store(true, std::memory_order_release);
@@ -228,8 +233,11 @@ void WorkTable::withdraw() {
   }
 }
 
-void WorkTable::keep_leaving() {
-  for (const auto& work : std::exchange(leaving_, {})) keep_for_good(work);
+void WorkTable::let_go() {
+  for (auto& work : std::exchange(leaving_, {})) kept_.push_back(std::move(work));
+  for (auto& memory : std::exchange(kept_, {})) {
+    if (transport_.reads_on()) keep_for_good(std::move(memory));
+  }
 }
 
 Trace::Event WorkTable::event_of(const Work& work, int64_t end_ns) {

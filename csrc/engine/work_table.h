@@ -107,8 +107,9 @@ class WorkTable {
 
   /// At the end: withdraws the receives of drained tags.
   void withdraw();
-  /// Keeps failed works with messages under way for good.
-  void keep_leaving();
+  /// The last thing: failed works and their memory go; or are kept for good, where the transport
+  /// may still read that.
+  void let_go();
 
   /// An event of a work that ends at `end_ns`; 0: it is in flight.
   static Trace::Event event_of(const Work& work, int64_t end_ns);
@@ -151,6 +152,10 @@ class WorkTable {
   std::vector<std::shared_ptr<Work>> polled_;  // they move without messages
   std::vector<Broken> broken_;
   std::vector<std::shared_ptr<Work>> leaving_;  // ended, but their messages have not
+  // Failed works, or their memory, which other ranks may write to by mappings of their own. It is
+  // not to be used again while those ranks may; that the engine has closed, no rank outlives in
+  // which it has not.
+  std::vector<std::shared_ptr<const void>> kept_;
   std::vector<std::unique_ptr<Drain>> drains_;
   std::vector<uint64_t> released_;
   uint64_t next_id_ = 1;

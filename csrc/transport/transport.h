@@ -78,6 +78,9 @@ class Transport {
     return none;
   }
 
+  /// Whether what was sent is still read once this is gone: such buffers are kept for good.
+  virtual bool reads_on() const { return false; }
+
   /// Messages may have been sent that nobody will receive: makes sure that no later transport
   /// receives them.
   virtual void expect_stray_messages() {}

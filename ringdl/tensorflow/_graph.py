@@ -13,9 +13,7 @@ before it, so to run one of them runs all before it.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -26,6 +24,7 @@ from tensorflow.python.ops import control_flow_util
 import ringdl
 from ringdl._engine import Kind
 from ringdl._frameworks.tensorflow import tensor_over
+from ringdl._submitters import for_caller
 from ringdl._training.process_sets import AnySet, communicator_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -83,7 +82,7 @@ def call(
         )
 
     def run(*arrays: Any) -> Sequence[Array | None]:  # or numbers, of tensors without axes
-        with _for_the_caller():
+        with for_caller():
             return function(key, *map(np.asarray, arrays))
 
     operation = partial(tf.numpy_function, run, tensors, dtypes)
@@ -95,27 +94,6 @@ def call(
         results: list[Any] = operation()
     setattr(graph, _STATE, [result.op for result in results])
     return results
-
-
-@contextmanager
-def _for_the_caller() -> Iterator[None]:
-    """What a thread of TensorFlow's submits here counts as its caller's, who waits for it.
-
-    Else, as two threads have submitted something, ranks that wait for one another are only found
-    when their time is over. Not so if there are other threads that may be meant.
-    """
-    others = [
-        each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)
-    ]
-    if len(others) > 1 or not ringdl.is_initialized():
-        yield
-        return
-    engine = ringdl.get_communicator()._engine
-    engine.forget_submitters()
-    try:
-        yield
-    finally:
-        engine.forget_submitters()
 
 
 def as_it_is(function: AnyFunction) -> AnyFunction:

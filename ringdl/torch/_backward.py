@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import nullcontext
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
 
+from ringdl._submitters import for_caller
 from ringdl._training import end_passes
 from ringdl.torch._compiled import uncompiled
 
@@ -69,7 +71,9 @@ class _Outermost:
             touched = self.touched.pop(task, [])
             for hooks in touched:
                 hooks.finish_backward()
-        end_passes(hooks.gradients for hooks in touched)
+        is_on_device = any(hooks.is_on_device for hooks in touched)
+        with for_caller() if is_on_device else nullcontext():
+            end_passes(hooks.gradients for hooks in touched)
 
 
 outermost = _Outermost()

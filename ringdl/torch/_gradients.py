@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from torch.utils.dlpack import from_dlpack
 import ringdl
 from ringdl import _arrays, _timeline
 from ringdl._engine import DeviceArray
+from ringdl._submitters import for_caller
 from ringdl._training import Gradients, SparseStore, Spec
 from ringdl.torch._backward import is_nested, lock, outermost
 from ringdl.torch._compiled import uncompiled
@@ -154,6 +156,8 @@ class Hooks:
     def __init__(self, gradients: Gradients[torch.Tensor], store: ParameterGradients) -> None:
         self.gradients = gradients
         self._store = store
+        self.is_on_device = any(parameter.is_cuda for parameter in store.parameters)
+        """Whether hooks run in autograd's threads for devices, and `backward()` waits for them."""
         self._waits_for_end: set[int] = set()
         self._task: int | None = None
         self._nested_task: int | None = None
@@ -187,7 +191,7 @@ class Hooks:
                 self._accumulated(index)
 
     def _accumulated(self, index: int) -> None:
-        with lock:
+        with lock, for_caller() if self.is_on_device else nullcontext():
             self._note(index)
 
     def _note(self, index: int) -> None:
@@ -248,6 +252,16 @@ def _refuse_unfit(name: str, parameter: torch.Tensor) -> None:
             f"the parameter {name!r} is {parameter.dtype} on {parameter.device}; "
             "ringdl.torch averages floating-point gradients on the CPU and on CUDA devices, "
             "complex64 and complex128 among them"
+        )
+    if (
+        parameter.is_cuda
+        and ringdl.size() > 1
+        and not ringdl.get_communicator()._engine.has_threads
+    ):
+        raise ringdl.UsageError(
+            f"the parameter {name!r} is on {parameter.device}, whose gradients autograd adds up in "
+            "threads of its own, and this MPI does not offer MPI_THREAD_MULTIPLE: have it do so "
+            "(mpi4py.rc.thread_level), or keep the model on the CPU"
         )
 
 

@@ -69,7 +69,7 @@ class Handle(_Waitable[Result]):
 
     def __del__(self) -> None:
         key = getattr(self, "_key", None)
-        if key is not None:
+        if key is not None and key[1] == key[0].epoch:
             with suppress(ringdl.Error):  # in a forked child, say
                 _dropped[key] = _Dropped([*self._engine_works()], _works_ended(key))
 
@@ -103,9 +103,9 @@ class _Dropped:
         return works_ended > self._last and all(work.ended for work in self._works)
 
 
-_Key = tuple[ringdl.Communicator, str, str]
+_Key = tuple[ringdl.Communicator, int, str, str]
 _in_flight: weakref.WeakValueDictionary[_Key, Handle[Any]] = weakref.WeakValueDictionary()
-"""By communicator, kind and name: what this rank has begun, and has not seen to end."""
+"""By communicator, epoch, kind and name: what this rank has begun, and has not seen to end."""
 _dropped: dict[_Key, _Dropped] = {}
 """The same for those that nobody will see to end."""
 
@@ -116,7 +116,9 @@ def _works_ended(key: _Key) -> int:
 
 def _forget_dropped() -> None:
     for key, dropped in [*_dropped.items()]:
-        if key[0]._engine.is_shut_down or dropped.is_over(_works_ended(key)):
+        communicator, epoch = key[:2]
+        is_gone = epoch != communicator.epoch or communicator._engine.is_shut_down
+        if is_gone or dropped.is_over(_works_ended(key)):
             del _dropped[key]
 
 
@@ -140,7 +142,7 @@ def begin(
     """
     if name is None:
         return _started(communicator, kind, None, start)
-    key = (communicator, kind, name)
+    key = (communicator, communicator.epoch, kind, name)
     if _dropped:
         _forget_dropped()
     if key in _in_flight or key in _dropped:

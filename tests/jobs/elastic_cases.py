@@ -3,10 +3,12 @@
 elastic_cases.py CASE
 """
 
+import gc
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -183,6 +185,60 @@ def train_weights(policy: policies.Policy, pause: float = 0.0, raises: bool = Fa
     assert ringdl.broadcast_object(state.w.tolist()) == state.w.tolist()
 
 
+def memory_goes() -> None:
+    """What ranks of an earlier epoch have shared, also of gradients that failed in flight."""
+    import torch
+
+    import ringdl.torch as hvd
+
+    model = torch.nn.Linear(300, 300)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
+    )
+
+    def train(state: elastic.State) -> None:
+        while state.step < 10:
+            if state.step == 5 and ringdl.rank() == 2:
+                time.sleep(0.5)  # the others wait
+                end()
+            optimizer.zero_grad()
+            model(torch.ones(1, 300)).sum().backward()
+            optimizer.step()
+            ringdl.allreduce_(np.ones(100_000))
+            state.step += 1
+            state.commit()
+
+    elastic.run(train, hvd.elastic.TorchState(model, optimizer, step=0))
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    segments = {line.split()[4] for line in maps if "memfd:ringdl" in line}
+    assert len(segments) == ringdl.size() == 2, segments
+
+
+def names_in_flight() -> None:
+    """What was in flight under a name is given up, and the name is free."""
+    import torch
+
+    import ringdl.torch as hvd
+
+    kept: dict[str, object] = {}
+
+    def train(state: elastic.State) -> None:
+        while state.step < 10:
+            for name in ("a", "b", "c"):
+                kept[name] = None
+                kept[name] = hvd.allreduce_async_(torch.ones(99), name=name)
+            handles = [hvd.allreduce_async_(torch.ones(9), name=f"{i}") for i in range(4)]
+            if state.step == 5:
+                end()
+            for handle in (*handles, *kept.values()):
+                hvd.synchronize(handle)
+            state.step += 1
+            state.commit()
+
+    elastic.run(train, elastic.State(step=0))
+
+
 def arrays_that_differ() -> None:
     train_weights(policies.ParameterAveraging(4))
 
@@ -209,6 +265,8 @@ CASES = {
         between_passes,
         parameters_that_differ,
         arrays_that_differ,
+        memory_goes,
+        names_in_flight,
         one_raises_while_others_wait_for_its_clock,
         one_dies_whom_nobody_waits_for,
     )

@@ -133,6 +133,7 @@ class MpiTransport final : public Transport {
     return cancelled != 0;
   }
 
+  bool reads_on() const override { return true; }
   void expect_stray_messages() override { frees_communicator_ = false; }
 
  private:

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/keep_for_good.h"
-
 namespace ringdl {
 namespace {
 
@@ -122,9 +120,7 @@ bool ReusedBlocks::give_back(void* block) {
   const auto found = taken_.find(at);
   if (found == taken_.end()) return false;
   Region& its = *found->second.region;
-  if (found->second.is_kept_for_good) {
-    ringdl::keep_for_good(its.memory);
-  } else {
+  if (!found->second.is_kept_for_good) {  // that one is taken as long as its region is there
     const uint64_t begin = its.offset_of(at);
     its.heap.give_back(begin);
     if (found->second.region != region_) its.remove_pages(begin, begin + found->second.bytes);

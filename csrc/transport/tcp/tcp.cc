@@ -242,6 +242,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
       const int rank = events[static_cast<size_t>(i)].data.fd;
       const uint32_t what = events[static_cast<size_t>(i)].events;
       Peer& peer = peers_[static_cast<size_t>(rank)];
+      if (!peer.connection) continue;
       if ((what & EPOLLOUT) != 0) peer.connection->write();
       if ((what & ~static_cast<uint32_t>(EPOLLOUT)) != 0 && !peer.connection->read()) {
         lose(rank);
@@ -254,7 +255,9 @@ class TcpTransport final : public Transport, private tcp::Receiver {
   void lose(int rank) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     forget_descriptor(peer.connection->socket());
-    peer.connection.reset();  // closed, so epoll forgets it
+    // A child that was forked this moment may have the socket, too: epoll would not forget it.
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.connection->socket(), nullptr);
+    peer.connection.reset();
     lost_.push_back({rank, {}});
   }
 

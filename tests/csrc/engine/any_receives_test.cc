@@ -231,6 +231,25 @@ void test_waiting_for_any_of_several() {
   });
 }
 
+// A send that its rank cannot make is told to a receive that was posted before, too.
+void test_a_refused_send() {
+  check::run_ranks(2, {}, {}, [](Driver& driver) {
+    int32_t x = 0;
+    if (driver.rank() == 0) {
+      const auto work = driver.submit(from_any(1, "m"), &x);
+      barrier(driver);
+      const std::string text = error_of<MismatchError>([&] { driver.wait(work, kTimeout); });
+      CHECK(text.find("it is no array") != std::string::npos);
+      barrier(driver);
+    } else {
+      barrier(driver);
+      pause_ms(100);
+      driver.refuse(between(driver, 1, 0, 1, "m"), "it is no array");
+      barrier(driver);
+    }
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -242,6 +261,7 @@ int main() {
   test_ranks_are_served_in_turn();
   test_beside_receives_that_name_a_rank();
   test_errors();
+  test_a_refused_send();
   test_a_deadlock_is_found();
   test_waiting_for_any_of_several();
   return check::report();

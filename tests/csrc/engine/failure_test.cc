@@ -323,6 +323,72 @@ void work_is_given_up() {
   });
 }
 
+// A call that one rank has no room for hit whatever was waited for, and shutdown() hung.
+void gather_without_room_fails_alone() {
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    std::byte none{};  // what is gathered is not read, as the root asks nobody
+    float x = 1;
+    const Call huge{Kind::kGather, DType::kUInt8, Reduction::kSum, 0, {int64_t{1} << 46}, "huge"};
+    const auto work = driver->submit(huge, &none);
+    const auto beside = driver->submit(sum_of(1, "beside"), &x);
+    driver->wait(beside, kTimeout);
+    CHECK_EQ(x, 2.0f);
+    CHECK_THROWS(driver->wait(work, kTimeout), std::bad_alloc, "'huge' failed on rank 0: ");
+    barrier(*driver);
+  });
+}
+
+// A thread of a framework's, for which the caller waits, counted as one more that may submit, and
+// ranks that waited for one another were not found.
+void framework_thread_submits_for_its_caller() {
+  run_drivers(2, {}, {}, [](const Shared& driver) {
+    float x = 1;
+    float y = 1;
+    driver->wait(driver->submit(sum_of(1, "first"), &x), kTimeout);
+    std::thread other([&] {
+      CHECK(!Driver::submit_for_caller(true));
+      const auto work = driver->submit(sum_of(1, driver->rank() == 0 ? "a" : "b"), &y);
+      CHECK_THROWS(driver->wait(work, kTimeout), MismatchError, "");
+    });
+    other.join();
+  });
+}
+
+// Buckets that had failed with a rank stayed until the process ended, with all memory that ranks
+// share: of each recovery once more.
+void failed_memory_goes_with_the_engine() {
+  auto sockets = connected_sockets(2);
+  auto windows = connected_windows(2, 8 << 20);
+  const std::vector<Segment::Address> addresses{windows[0]->address(), windows[1]->address()};
+  std::atomic<bool> waits = false;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto number = static_cast<size_t>(rank);
+      const Shared driver = make_driver(make_tcp_transport(rank, std::move(sockets[number])), {});
+      driver->set_window(std::exchange(windows[number], nullptr), {0, 0});
+      auto buckets = one_bucket(driver, 100'000);
+      barrier(*driver);
+      if (rank == 1) {
+        until([&] { return waits.load(); });
+        pause_ms(100);
+      } else {
+        buckets->ready(0);
+        waits = true;
+        CHECK_THROWS(buckets->wait(kTimeout), RankFailedError, "rank 1");
+        const int64_t begin = now_ns();
+        std::vector<float> data(100'000, 1.0f);
+        const auto work = driver->submit(sum_of(100'000, "x"), data.data());
+        driver->give_up(work, "it has failed");
+        CHECK(now_ns() - begin < kSecond / 2);
+      }
+      driver->abandon();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Segment::Address& address : addresses) CHECK(Segment::open(address) == nullptr);
+}
+
 }  // namespace
 
 int main() {
@@ -340,6 +406,9 @@ int main() {
       {"launch_during_withdrawal", launch_during_withdrawal},
       {"work_is_given_up", work_is_given_up},
       {"long_names_are_cut_between_characters", long_names_are_cut_between_characters},
+      {"gather_without_room_fails_alone", gather_without_room_fails_alone},
+      {"framework_thread_submits_for_its_caller", framework_thread_submits_for_its_caller},
+      {"failed_memory_goes_with_the_engine", failed_memory_goes_with_the_engine},
   };
   for (const auto& [name, body] : cases) in_child(name, 20, body);
   return report();

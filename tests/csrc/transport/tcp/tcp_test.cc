@@ -265,6 +265,22 @@ void lost_after_its_last_words() {
   close_all(ranks);
 }
 
+// A child that is just being forked has a copy of a socket: it is still reported once it is closed.
+void lost_while_a_child_has_its_socket() {
+  auto sockets = connected_sockets(2);
+  const int copy = dup(sockets[0][1]);
+  auto zero = make_tcp_transport(0, std::move(sockets[0]));
+  auto one = make_tcp_transport(1, std::move(sockets[1]));
+  std::thread leaving([&] { one.reset(); });
+  const int64_t deadline = now_ns() + 10 * kSecond;
+  while (zero->lost().empty() && now_ns() < deadline) zero->poll();
+  CHECK_EQ(zero->lost().size(), 1u);
+  for (int i = 0; i < 10; ++i) zero->poll();
+  CHECK_EQ(zero->lost().size(), 1u);
+  close(copy);
+  leaving.join();
+}
+
 // A rank that is killed is named by all others at once, though a child that it has forked lives on.
 void killed() {
   constexpr int kRanks = 4, kVictim = 2;
@@ -347,6 +363,7 @@ void left_one_by_one() {
 
 int main() {
   in_child("killed", 100, killed);
+  in_child("lost_while_a_child_has_its_socket", 20, lost_while_a_child_has_its_socket);
   every_length(true);
   every_length(false);
   large_both_ways();
