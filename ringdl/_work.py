@@ -35,25 +35,24 @@ def seconds_of(timeout: Any) -> float:
 class _Waitable(Generic[Result]):
     """What is waited for, and what its `wait` returns: the same to all threads, made once."""
 
-    __slots__ = ("_finish", "_finished", "_lock", "_result")
+    __slots__ = ("_finish", "_lock", "_result")
 
     def __init__(self, finish: Callable[[], Result]) -> None:
-        self._finish = finish
-        self._finished = False
+        self._finish: Callable[[], Result] | None = finish  # until it has been called
         self._lock = RLock()
         self._result: Any = None
 
     def _wait(self, until_ended: Callable[[], None]) -> Result:
-        if not self._finished:
+        if self._finish is not None:
             try:
                 until_ended()
             except StallError as error:
                 error.work = self  # type: ignore[assignment]
                 raise
             with self._lock:
-                if not self._finished:
+                if self._finish is not None:
                     self._result = self._finish()
-                    self._finished = True
+                    self._finish = None  # with the arrays that it has: they may be given away
         result: Result = self._result
         return result
 

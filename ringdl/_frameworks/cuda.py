@@ -38,7 +38,7 @@ def handed(array: Any) -> DeviceArray:
         address,
         dtype_name(array),
         its["shape"],
-        _engine.cuda_device_of(address),
+        _device_of(array),
         _cuda.DEFAULT_STREAM if stream is None else stream,
         array,
     )
@@ -62,8 +62,7 @@ def copy_of(x: Any) -> _cuda.Array:
 
 def empty_like(like: Any, shape: Sequence[int]) -> _cuda.Array:
     """See `ringdl._arrays.Framework.empty_like`."""
-    device = _engine.cuda_device_of(like.__cuda_array_interface__["data"][0])
-    return _cuda.Array(shape, _dtype_of(like), device)
+    return _cuda.Array(shape, _dtype_of(like), _device_of(like))
 
 
 def from_bytes(like: Any, shape: Sequence[int], data: np.ndarray[Any, Any]) -> _cuda.Array:
@@ -98,6 +97,14 @@ def distribute(flat: _cuda.Array, arrays: Sequence[Any]) -> None:
 def dtype_name(x: Any) -> str:
     """See `ringdl._arrays.Framework.dtype_name`."""
     return _dtype_of(x).name
+
+
+def _device_of(x: Any) -> int:
+    """By its memory; an array without elements has none, and may know its device."""
+    address = x.__cuda_array_interface__["data"][0]
+    known = getattr(x, "device", None)
+    number = getattr(known, "id", known)
+    return number if not address and isinstance(number, int) else _engine.cuda_device_of(address)
 
 
 def _dtype_of(x: Any) -> np.dtype[Any]:

@@ -55,7 +55,8 @@ def for_engine(x: Any, *, written: bool) -> tuple[Any, DType | None]:
         _refuse_layout(x)
         export = x.__dlpack__(stream=_cuda.DEFAULT_STREAM)  # which waits for it now
         address = x.unsafe_buffer_pointer()
-        device = _engine.cuda_device_of(address)
+        (its,) = x.devices()
+        device = _engine.cuda_device_of(address) if address else its.local_hardware_id
         return _cuda.Array(x.shape, x.dtype, device, (address, (x, export))), None
     x.block_until_ready()
     if not _is_by_rows(x):

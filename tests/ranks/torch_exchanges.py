@@ -83,7 +83,7 @@ def check_grouped(comm: Communicator) -> None:
         torch.full((2, 70_000), float(rank)),
         torch.full((5,), rank, dtype=torch.int16),
         torch.full((4, 6), float(rank))[:, ::2],
-        torch.full((5,), rank).numpy(),
+        torch.full((5,), rank).cpu().numpy(),
         torch.full((2,), float(rank), dtype=torch.bfloat16),
         torch.full((1,), float(rank), dtype=torch.bfloat16),
     ]

@@ -347,7 +347,8 @@ def check_backward_passes_in_threads() -> None:
     reference = make_mlp()
     optimizers = [wrap(torch.optim.SGD(each.parameters(), lr=0.1), each) for each in models]
     pairs = zip(models, optimizers, strict=True)
-    with ThreadPoolExecutor(2) as pool:
+    device = torch.get_default_device()  # of this thread
+    with ThreadPoolExecutor(2, initializer=torch.set_default_device, initargs=(device,)) as pool:
         list(pool.map(lambda pair: train(*pair, True, clip_norm=0.05, steps=20), pairs))
     train(
         reference, torch.optim.SGD(reference.parameters(), lr=0.1), False, clip_norm=0.05, steps=20

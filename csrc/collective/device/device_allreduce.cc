@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/error.h"
 #include "collective/shared/direct_allreduce.h"
 #include "collective/shared/staged_allreduce.h"
 
@@ -90,8 +91,12 @@ bool DeviceAllreduce::meet(Channel& channel) {
     return true;
   }
   const size_t bytes = StagedAllreduce::stage_bytes(executor_.grain(), bytes_, size());
-  stage_ = devices_.device_stage(device_, bytes);
-  tell(devices_.place_of(device_, stage_.get(), bytes));
+  try {
+    stage_ = devices_.device_stage(device_, bytes);
+    tell(devices_.place_of(device_, stage_.get(), bytes));
+  } catch (const OutOfMemory&) {  // of the device; by way of the CPU's memory all can
+    tell(DevicePlace());
+  }
   messages_.begin(channel);
   return true;
 }
