@@ -123,20 +123,25 @@ class Loader:
             reading = self._begin()
         self._waited = self._total = 0.0
         began = time.perf_counter()
+        is_over, place = not reading.futures, self._place()
         try:
-            while reading.futures:
+            while not is_over:
                 asked = time.perf_counter()
                 count, batch = reading.take()
+                is_over = not reading.futures
                 self._waited += time.perf_counter() - asked
                 self._consumed = min(
                     self._consumed + count * self._sampler.size, self._sampler.sample_count
                 )
                 self._total = time.perf_counter() - began
+                place = self._place()
                 yield batch
                 self._total = time.perf_counter() - began
         finally:
             reading.cancel()
-        self._epoch, self._consumed = self._epoch + 1, 0
+            # Also if nobody asks for another one; but not if a state was loaded meanwhile.
+            if is_over and place == self._place():
+                self._epoch, self._consumed = self._epoch + 1, 0
         self._next = self._begin()
 
     def _place(self) -> tuple[int, ...]:

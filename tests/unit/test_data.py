@@ -256,6 +256,19 @@ def test_steps_do_not_wait_for_reads() -> None:
     assert unread.waiting_share > 0.7
 
 
+def test_an_epoch_ends_with_its_last_batch() -> None:
+    """Whether or not another one is asked for; but a state that is loaded then holds."""
+    (loader,) = loaders(np.arange(8), 1)
+    assert [len([*zip(range(4), loader, strict=False)]) for _ in range(3)] == [4, 4, 4]
+    assert loader.state_dict() == {"epoch": 3, "consumed": 0}
+    for number, _ in enumerate(loader):
+        if number == 3:
+            assert loader.state_dict() == {"epoch": 3, "consumed": 8}
+            loader.load_state_dict({"epoch": 3, "consumed": 4})
+            break
+    assert len([*loader]) == 2
+
+
 def test_errors_of_loaders() -> None:
     class Broken:
         def __len__(self) -> int:
