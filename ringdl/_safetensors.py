@@ -20,7 +20,11 @@ Arrays: TypeAlias = dict[str, Array]
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
 _DTYPES |= {"I8": "|i1", "U8": "|u1", "BOOL": "|b1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+_DTYPES |= {"C64": "<c8"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_ML_DTYPES |= {"F8_E8M0": "float8_e8m0fnu"}
+_ML_NAMES = {dtype: name for name, dtype in _ML_DTYPES.items()}
 _METADATA = "__metadata__"
 
 
@@ -61,10 +65,10 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _view(file: Path, name: str, its: Any, data: Array) -> Array:
     import numpy as np
 
-    if its["dtype"] == "BF16":
+    if its["dtype"] in _ML_DTYPES:
         import ml_dtypes
 
-        dtype = np.dtype(ml_dtypes.bfloat16)
+        dtype = np.dtype(getattr(ml_dtypes, _ML_DTYPES[its["dtype"]]))
     elif its["dtype"] in _DTYPES:
         dtype = np.dtype(_DTYPES[its["dtype"]])
     else:
@@ -86,9 +90,7 @@ def write(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, s
     header: dict[str, Any] = {_METADATA: dict(metadata)}
     end = 0
     for name, array in arrays.items():
-        dtype = _NAMES.get(array.dtype.newbyteorder("<").str)
-        if array.dtype.name == "bfloat16":
-            dtype = "BF16"
+        dtype = name_of(array.dtype)
         if dtype is None:
             raise UsageError(f"{name!r} is {array.dtype}, which safetensors files cannot hold")
         begin, end = end, end + array.nbytes
@@ -98,6 +100,11 @@ def write(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, s
     file.write(len(text).to_bytes(8, "little") + text)
     for array in arrays.values():
         file.write(np.ascontiguousarray(little_endian(array)).reshape(-1).view(np.uint8).data)
+
+
+def name_of(dtype: Any) -> str | None:
+    """Of a dtype of NumPy's, what such files call it; None if they do not have it."""
+    return _ML_NAMES.get(dtype.name) or _NAMES.get(dtype.newbyteorder("<").str)
 
 
 def little_endian(array: Array) -> Array:

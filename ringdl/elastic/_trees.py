@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringdl._errors import UsageError
-from ringdl._safetensors import Array, Arrays
+from ringdl._safetensors import Array, Arrays, name_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
@@ -37,8 +37,12 @@ def encode(value: Any, name: str, arrays: Arrays) -> Any:
     if kind is not None:
         # Names may be alike: "a.b", and "b" in "a".
         key = name if name not in arrays else f"{name} ({len(arrays)})"
-        arrays[key] = _to_numpy(value, kind)
-        return {kind: key}
+        array = _to_numpy(value, kind)
+        if name_of(array.dtype) is not None:
+            arrays[key] = array
+            return {kind: key}
+        arrays[key] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        return {"bytes": [kind, key, array.dtype.name, array.shape]}
     if isinstance(value, Mapping):
         pairs = [
             [_encode_key(key, name), encode(each, f"{name}.{key}", arrays)]
@@ -97,6 +101,9 @@ def decode(described: Any, like: Any, arrays: Mapping[str, Array]) -> Any:
         return jax.tree.unflatten(structure, parts)
     if kind == "same":
         return like
+    if kind == "bytes":
+        kind, key, name, shape = its
+        return _from_numpy(arrays[key].view(_dtype_of(name)).reshape(shape), kind, like)
     return _from_numpy(arrays[its], kind, like)
 
 
@@ -124,15 +131,39 @@ def _kind_of(value: Any) -> str | None:
 
 
 def _to_numpy(value: Any, kind: str) -> Array:
+    if kind == "jax" and _is_jax_key(value):
+        import jax
+
+        return np.asarray(jax.random.key_data(value))
     if kind != "torch":
         return np.asarray(value)
     tensor = value.detach().cpu().contiguous()
-    if str(tensor.dtype) == "torch.bfloat16":
-        import ml_dtypes
+    name = str(tensor.dtype).removeprefix("torch.")
+    if _is_of_ml_dtypes(name):
         import torch
 
-        return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+        bits = torch.int16 if tensor.element_size() == 2 else torch.uint8
+        return np.asarray(tensor.view(bits).numpy()).view(_dtype_of(name))
     return np.asarray(tensor.numpy())
+
+
+def _is_of_ml_dtypes(name: str) -> bool:
+    return name == "bfloat16" or name.startswith("float8")
+
+
+def _dtype_of(name: str) -> np.dtype[Any]:
+    if not _is_of_ml_dtypes(name):
+        return np.dtype(name)
+    import ml_dtypes
+
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def _is_jax_key(value: Any) -> bool:
+    import jax
+
+    return bool(jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
 def _from_numpy(array: Array, kind: str, like: Any) -> Any:
@@ -144,15 +175,20 @@ def _from_numpy(array: Array, kind: str, like: Any) -> Any:
     if kind == "torch":
         import torch
 
-        is_bfloat16 = own.dtype.name == "bfloat16"
-        tensor = torch.from_numpy(own.view(np.int16) if is_bfloat16 else own)
-        tensor = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+        name = own.dtype.name
+        if _is_of_ml_dtypes(name):
+            bits = torch.from_numpy(own.view(np.int16 if own.itemsize == 2 else np.uint8))
+            tensor = bits.view(getattr(torch, name))
+        else:
+            tensor = torch.from_numpy(own)
         if not isinstance(like, torch.Tensor):
             return tensor
         return tensor.to(like.device).requires_grad_(like.requires_grad)
-    import jax.numpy as jnp
+    import jax
 
-    return jnp.asarray(own)
+    if isinstance(like, jax.Array) and _is_jax_key(like):
+        return jax.random.wrap_key_data(jax.numpy.asarray(own), impl=jax.random.key_impl(like))
+    return jax.numpy.asarray(own)
 
 
 def _leaves_of(value: Any) -> list[Any] | None:

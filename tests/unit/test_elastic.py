@@ -160,6 +160,42 @@ def test_training_goes_on_where_a_checkpoint_cannot_be_written(tmp_path: Path) -
         assert train_to(5, tmp_path, what={1, 2}).step == 5
 
 
+def test_checkpoints_hold_every_dtype(tmp_path: Path) -> None:
+    torch, jax = map(pytest.importorskip, ("torch", "jax"))
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    tensors = {
+        name: torch.arange(3).to(getattr(torch, name))
+        for name in (
+            *("complex64", "complex128", "bfloat16", "float16", "bool", "uint16", "uint64"),
+            *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
+        )
+    }
+    tensors["of no dimension"] = torch.tensor(2.0).to(torch.float8_e5m2)
+    tensors["empty"] = torch.ones(0, 3, dtype=torch.complex128)
+    arrays = {
+        "wide": np.arange(4).reshape(2, 2).T * 1j,
+        "narrow": np.arange(3).astype(ml_dtypes.float8_e3m4),
+        "dates": np.array(["2024-02-29"], "datetime64[D]"),
+    }
+    keys = {"key": jax.random.key(7), "keys": jax.random.split(jax.random.key(1, impl="rbg"), 3)}
+    train_to(3, tmp_path, tensors=tensors, arrays=arrays, keys=keys)
+    others = jax.tree.map(lambda _: jax.random.key(0, impl="rbg"), keys) | {
+        "key": jax.random.key(0)
+    }
+    state = train_to(0, tmp_path, tensors={}, arrays={}, keys=others)
+    for name, tensor in tensors.items():
+        found = state.tensors[name]
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape), name
+        bytes_of = [each.reshape(-1, 1).view(torch.uint8) for each in (found, tensor)]
+        assert torch.equal(*bytes_of), name
+    for name, array in arrays.items():
+        assert state.arrays[name].dtype == array.dtype, name
+        assert (state.arrays[name] == array).all(), name
+    for name, key in keys.items():
+        assert state.keys[name].dtype == key.dtype, name
+        assert (jax.random.key_data(state.keys[name]) == jax.random.key_data(key)).all(), name
+
+
 def test_checkpoints_hold_what_frameworks_have(tmp_path: Path) -> None:
     torch, jax, optax = map(pytest.importorskip, ("torch", "jax", "optax"))
 
