@@ -299,6 +299,10 @@ class Communicator(Reductions, Objects):
     def _hosts(self) -> list[int]:
         return self._of_members(self._shared.hosts)
 
+    def _numbers(self) -> Sequence[int]:
+        """Of its ranks, among all that `init` has."""
+        return range(self.size) if self._ranks is None else self._ranks
+
     def _of_members(self, by_rank: Sequence[int]) -> list[int]:
         by_rank = by_rank[: self._engine.size]
         return list(by_rank) if self._ranks is None else [by_rank[rank] for rank in self._ranks]
@@ -333,7 +337,7 @@ class Communicator(Reductions, Objects):
 
         text = repr((self._id(), *what)).encode()
         salt = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-        own = range(self.size) if self._ranks is None else self._ranks
+        own = self._numbers()
         return Communicator(self._shared, [own[rank] for rank in ranks], salt)
 
     def _reduce_by_mpi(self, operand: Operand, op: Reduction) -> None:

@@ -49,6 +49,8 @@ from ringdl.torch._reduce_ops import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+)
+from ringdl.torch._reducescatter_ops import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,

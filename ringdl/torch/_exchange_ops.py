@@ -19,7 +19,7 @@ import ringdl
 from ringdl._training.process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl.torch._compiled import leave_uncompiled
 from ringdl.torch._handles import Handle, begin, copied, is_tracked, require_tensors
-from ringdl.torch._reduce_ops import gradient_name, part_name
+from ringdl.torch._reduce_ops import allreduce, gradient_name, part_name
 from ringdl.torch._sparse import begin_sparse
 
 
@@ -253,7 +253,7 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         name, process_set = ctx.call
         communicator = communicator_of(process_set)
-        average = communicator.allreduce(gradient, name=name)
+        average = allreduce(gradient, name=name, process_set=process_set)
         counts = communicator.allgather(torch.tensor([ctx.rows]), name)
         first = int(counts[: communicator.rank].sum())
         return average.narrow(0, first, ctx.rows).reshape(ctx.shape), None, None
@@ -270,10 +270,11 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         root_rank, name, process_set = ctx.call
-        communicator = communicator_of(process_set)
-        average = communicator.allreduce(gradient, name=name)
-        is_root = communicator.rank == root_in(process_set, root_rank)
-        return average if is_root else torch.zeros_like(average), None, None, None
+        average = allreduce(gradient, name=name, process_set=process_set)
+        if communicator_of(process_set).rank != root_in(process_set, root_rank):
+            # Zeros that depend on it, so that all ranks take part in a second derivative.
+            average = average.masked_fill(average.new_ones((), dtype=torch.bool), 0)
+        return average, None, None, None
 
 
 class _Alltoall(torch.autograd.Function):
@@ -292,7 +293,7 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
-        back, _counts = alltoall_async(gradient, *ctx.call).wait()
+        back, _counts = alltoall(gradient, *ctx.call)
         return back, None, None, None
 
 

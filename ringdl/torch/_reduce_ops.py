@@ -5,8 +5,8 @@ strides. ``average=False`` is the older way to say ``op=Sum``. ``prescale_factor
 ``postscale_factor`` multiply before and after; integers are cut towards zero then.
 
 The forms that return a new tensor at once are differentiable. Gradients are what such scripts
-expect: that of an allreduce is the same allreduce of the gradients; that of a reducescatter is the
-allgather of the gradients, for Sum times the number of ranks.
+expect: that of an allreduce is the same allreduce of the gradients. So are these: there are second
+derivatives, which all ranks take alike.
 """
 
 from __future__ import annotations
@@ -36,12 +36,8 @@ def allreduce(
     process_set: AnySet = global_process_set,
 ) -> torch.Tensor:
     """The reduction of ``tensor`` over all ranks (Average unless given), in a new tensor."""
-    op = _reduction(average, op)
     scales = (prescale_factor, postscale_factor)
-    if is_tracked(tensor):
-        result: torch.Tensor = _Allreduce.apply(tensor, op, name, compression, scales, process_set)  # type: ignore[no-untyped-call]
-        return result
-    return _allreduce(copied(tensor), op, name, compression, scales, process_set)
+    return _reduced(tensor, _reduction(average, op), name, compression, scales, process_set)
 
 
 def allreduce_(
@@ -99,15 +95,10 @@ def grouped_allreduce(
     process_set: AnySet = global_process_set,
 ) -> list[torch.Tensor]:
     """`allreduce` of each tensor, in fewer messages."""
-    tensors, op = [*tensors], _reduction(average, op)
     scales = (prescale_factor, postscale_factor)
-    if any(is_tracked(tensor) for tensor in tensors):
-        return [*_GroupedAllreduce.apply(op, name, compression, scales, process_set, *tensors)]  # type: ignore[no-untyped-call]
-    copies = [copied(tensor) for tensor in tensors]
-    done: list[torch.Tensor] = _begin_grouped(
-        copies, op, name, compression, scales, process_set
-    ).wait()
-    return done
+    return _reduced_together(
+        [*tensors], _reduction(average, op), name, compression, scales, process_set
+    )
 
 
 def grouped_allreduce_(
@@ -155,83 +146,6 @@ def grouped_allreduce_async_(
     return _begin_grouped([*tensors], _reduction(average, op), name, None, scales, process_set)
 
 
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: AnyCompression = None,
-    op: Op = ringdl.Average,
-    process_set: AnySet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """Reduce over all ranks; this rank's rows of it, as evenly dealt as can be.
-
-    With ``compression``, float32 is rounded to that dtype before and after.
-    """
-    scales = (prescale_factor, postscale_factor)
-    if is_tracked(tensor):
-        result: torch.Tensor = _Reducescatter.apply(  # type: ignore[no-untyped-call]
-            tensor, name, compression, op, process_set, scales
-        )
-        return result
-    return _reducescatter(tensor, name, compression, op, process_set, scales)
-
-
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: Op = ringdl.Average,
-    process_set: AnySet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle[torch.Tensor]:
-    """Start `reducescatter`; ``tensor`` must not change until `synchronize` returns."""
-    scales = (prescale_factor, postscale_factor)
-    return _begin_reducescatter(tensor, name, op, process_set, scales)
-
-
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: AnyCompression = None,
-    op: Op = ringdl.Average,
-    process_set: AnySet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
-    """`reducescatter` of each tensor."""
-    return [
-        reducescatter(
-            tensor,
-            part_name(name, number),
-            compression,
-            op,
-            process_set,
-            prescale_factor,
-            postscale_factor,
-        )
-        for number, tensor in enumerate(tensors)
-    ]
-
-
-def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    op: Op = ringdl.Average,
-    process_set: AnySet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle[list[torch.Tensor]]:
-    """Start `grouped_reducescatter`."""
-    parts = [
-        reducescatter_async(
-            tensor, part_name(name, number), op, process_set, prescale_factor, postscale_factor
-        )
-        for number, tensor in enumerate(tensors)
-    ]
-    return Handle(parts, lambda: [part.wait() for part in parts])
-
-
 def part_name(name: str | None, number: int) -> str | None:
     """What the collective of one tensor out of several is called."""
     return None if name is None else f"{name}.{number}"
@@ -239,6 +153,27 @@ def part_name(name: str | None, number: int) -> str | None:
 
 Scales = tuple[float, float]
 UNSCALED: Scales = (1.0, 1.0)
+
+
+def _reduced(tensor: torch.Tensor, *call: Any) -> torch.Tensor:
+    """A new tensor, whose gradient is known if this one's is.
+
+    Args:
+        tensor: to be reduced.
+        call: what else `_allreduce` is told.
+    """
+    if is_tracked(tensor):
+        result: torch.Tensor = _Allreduce.apply(tensor, *call)  # type: ignore[no-untyped-call]
+        return result
+    return _allreduce(copied(tensor), *call)
+
+
+def _reduced_together(tensors: Sequence[torch.Tensor], *call: Any) -> list[torch.Tensor]:
+    """The same for several, of which one gradient at least is."""
+    if any(is_tracked(tensor) for tensor in tensors):
+        return [*_GroupedAllreduce.apply(*call, *tensors)]  # type: ignore[no-untyped-call]
+    done: list[torch.Tensor] = _begin_grouped([*map(copied, tensors)], *call).wait()
+    return done
 
 
 def _allreduce(
@@ -303,41 +238,6 @@ def _begin_grouped(
     return begin(communicator, "grouped_allreduce", name, start)
 
 
-def _begin_reducescatter(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: Op,
-    process_set: AnySet,
-    scales: Scales,
-) -> Handle[torch.Tensor]:
-    communicator = communicator_of(process_set)
-
-    def start(key: str | None) -> Handle[torch.Tensor]:
-        require_tensors(tensor)
-        source = tensor if scales[0] == 1.0 else scale_(copied(tensor), scales[0])
-        work = communicator.reducescatter_async(source, op, key)
-        return Handle([work], lambda: scale_(work.wait(), scales[1]))
-
-    return begin(communicator, "reducescatter", name, start)
-
-
-def _reducescatter(
-    tensor: torch.Tensor,
-    name: str | None,
-    compression: AnyCompression,
-    op: Op,
-    process_set: AnySet,
-    scales: Scales,
-) -> torch.Tensor:
-    wire = wire_of(compression)
-    is_rounded = (
-        wire is not None and isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32
-    )
-    source = tensor.detach().to(getattr(torch, wire)) if is_rounded else tensor  # type: ignore[arg-type]
-    result: torch.Tensor = _begin_reducescatter(source, name, op, process_set, scales).wait()
-    return result.to(tensor.dtype) if is_rounded else result
-
-
 def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     """Multiply in place, unseen by autograd; integers are cut towards zero."""
     if factor != 1.0:
@@ -354,7 +254,7 @@ def gradient_name(name: str | None) -> str | None:
     return None if name is None else f"{name}.gradient"
 
 
-def _refuse_gradient(op: Op) -> None:
+def refuse_gradient(op: Op) -> None:
     if op not in (ringdl.Average, ringdl.Sum):
         raise ringdl.UsageError(
             f"a reduction by {op} has no gradient here; reduce a detached tensor, or by Sum or "
@@ -378,8 +278,8 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        _refuse_gradient(ctx.call[0])
-        return _allreduce(copied(gradient), *ctx.call), *[None] * 5
+        refuse_gradient(ctx.call[0])
+        return _reduced(gradient, *ctx.call), *[None] * 5
 
 
 class _GroupedAllreduce(torch.autograd.Function):
@@ -399,32 +299,8 @@ class _GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        _refuse_gradient(ctx.call[0])
-        copies = [copied(gradient) for gradient in gradients]
-        return *[None] * 5, *_begin_grouped(copies, *ctx.call).wait()
-
-
-class _Reducescatter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
-        compression: AnyCompression,
-        op: Op,
-        process_set: AnySet,
-        scales: Scales,
-    ) -> torch.Tensor:
-        ctx.call = (gradient_name(name), op, process_set, scales)
-        return _reducescatter(tensor, name, compression, op, process_set, scales)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        name, op, process_set, (before, after) = ctx.call
-        _refuse_gradient(op)
-        communicator = communicator_of(process_set)
-        factor = before * after * (communicator.size if op == ringdl.Sum else 1)
-        return communicator.allgather(gradient * factor, name), *[None] * 5
+        refuse_gradient(ctx.call[0])
+        return *[None] * 5, *_reduced_together(gradients, *ctx.call)
 
 
 def _reduction(average: bool | None, op: Op | None) -> Op:
@@ -435,4 +311,4 @@ def _reduction(average: bool | None, op: Op | None) -> Op:
     return ringdl.Average if op is None else op
 
 
-leave_uncompiled(_Allreduce, _GroupedAllreduce, _Reducescatter)
+leave_uncompiled(_Allreduce, _GroupedAllreduce)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import ringdl
 from ringdl._engine import Kind
@@ -16,10 +17,12 @@ from ringdl._training.process_sets import AnySet, communicator_of, global_proces
 from ringdl._work import one_of_several_steps
 from ringdl.torch._unwrapped import watch
 
+cut_over: MutableMapping[torch.Tensor, ringdl.Communicator] = WeakTensorKeyDictionary()
+"""Parameters of which ranks have different parts: see `ringdl.torch.parallel`."""
 HOW_TO_MEND = (
-    "call ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training, or, "
-    "if they are meant to differ, set RINGDL_CHECK_REPLICAS=0 or pass check_replicas=False to "
-    "DistributedOptimizer"
+    "call ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training (with "
+    "the process_set of DistributedOptimizer, if it has one), or, if they are meant to differ, set "
+    "RINGDL_CHECK_REPLICAS=0 or pass check_replicas=False to DistributedOptimizer"
 )
 """What to do about replicas that differ at the first step."""
 
@@ -41,10 +44,17 @@ def broadcast_parameters(
     Raises:
         UsageError: these are no tensors, but a module or an optimizer's state; other ranks get a
             MismatchError.
-        MismatchError: on every rank, if names, shapes or dtypes differ, a name occurs twice, or
-            elements of a tensor share memory; no tensor has changed then.
+        MismatchError: on every rank, if names, shapes or dtypes differ, a name occurs twice,
+            elements of a tensor share memory, or ranks have different parts of one
+            (`ringdl.torch.parallel`); no tensor has changed then.
     """
     communicator = communicator_of(process_set)
+    ranks = {*communicator._numbers()}
+    parts = {
+        parameter.untyped_storage()._cdata
+        for parameter, cut in cut_over.items()
+        if len(ranks & {*cut._numbers()}) > 1
+    }
     with communicator._telling(Kind.broadcast, None):
         root_rank = root_in(process_set, root_rank)
         pairs = _pairs_of(params)
@@ -60,6 +70,11 @@ def broadcast_parameters(
             unfit = f"two tensors are called {name!r}; call it once for each model"
         if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
             unfit = f"elements of {name!r} share memory (it was expanded); make it .contiguous()"
+        if tensor.untyped_storage()._cdata in parts:
+            unfit = (
+                f"ranks have different parts of {name!r}; pass those that have the same one, as "
+                "process_set=grid.data"
+            )
         named[name] = tensor.detach()
     specs = [
         (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

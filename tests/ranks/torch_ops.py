@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 import ringdl
@@ -74,3 +76,27 @@ def check_allgather_and_broadcast() -> None:
     assert values[0, 0] == root
     assert_same_bits([values])
     assert hvd.broadcast_object({"epoch": rank}, root_rank=root) == {"epoch": root}
+
+
+def check_second_derivatives() -> None:
+    """By the gradients that collectives have: of g(x) = d/dx sum f(x)^3 that of sum g^2."""
+    size = hvd.size()
+    values = torch.arange(1.0, 2 * size + 1, dtype=torch.float64)
+
+    def twice(f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = values.clone().requires_grad_()
+        (g,) = torch.autograd.grad((f(x) ** 3).sum(), x, create_graph=True)
+        (g**2).sum().backward()
+        assert x.grad is not None
+        return x.grad / (36 * values**3)
+
+    ones, only_root = torch.ones_like(values), float(hvd.rank() == 0)
+    torch.testing.assert_close(twice(hvd.allreduce), ones)
+    torch.testing.assert_close(twice(lambda x: hvd.grouped_allreduce([x], name="a")[0]), ones)
+    torch.testing.assert_close(twice(hvd.reducescatter), ones)
+    torch.testing.assert_close(
+        twice(lambda x: hvd.reducescatter(x, op=hvd.Sum, name="b")), ones * size**6
+    )
+    torch.testing.assert_close(twice(hvd.alltoall), ones)
+    torch.testing.assert_close(twice(hvd.allgather), ones / size)
+    torch.testing.assert_close(twice(lambda x: hvd.broadcast(x, 0)), ones * only_root / size)

@@ -14,25 +14,9 @@ import ringdl.torch as hvd
 from ringdl import Communicator, Grid
 from ringdl.torch import parallel
 from tests.ranks.support import expect, needs
+from tests.ranks.torch_pipelines import EXACT, all_ranks, alone, layers, random, rows_of
 
-EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 VOCABULARY, FEATURES, LENGTH = 31, 24, 12
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def alone() -> Communicator:
-    """This rank by itself."""
-    made = ringdl.get_communicator().group([hvd.rank()])
-    assert made is not None
-    return made
-
-
-def all_ranks() -> Communicator:
-    return ringdl.get_communicator()
 
 
 def check_exchanges() -> None:
@@ -70,6 +54,17 @@ def check_exchanges() -> None:
     x = whole.narrow(0, *parallel.span(2 * size + 1, its)).clone().requires_grad_()
     y = parallel.alltoall(x, its, cut=2, joined=0)
     torch.testing.assert_close(y, whole.narrow(2, *parallel.span(size + 2, its)), **EXACT)
+    y.backward(y.detach() * 3)
+    torch.testing.assert_close(x.grad, 3 * x.detach(), **EXACT)
+
+
+def check_alltoall_of_less_than_ranks() -> None:
+    """Some have no part along the one dimension, so nothing to give or to get a gradient of."""
+    its = all_ranks()
+    whole = random(1, 3, its.size)
+    x = whole.narrow(0, *parallel.span(1, its)).clone().requires_grad_()
+    y = parallel.alltoall(x, its, cut=2, joined=0)
+    torch.testing.assert_close(y, whole.narrow(2, its.rank, 1), **EXACT)
     y.backward(y.detach() * 3)
     torch.testing.assert_close(x.grad, 3 * x.detach(), **EXACT)
 
@@ -313,130 +308,6 @@ def check_locally_connected() -> None:
             assert (state[name] == tensor).all(), name
 
 
-def layers(count: int) -> list[torch.nn.Module]:
-    torch.manual_seed(7)
-    made: list[torch.nn.Module] = [torch.nn.Embedding(10, 6, dtype=torch.float64)]
-    for number in range(count - 2):
-        made.append(torch.nn.Linear(6, 6, dtype=torch.float64))
-        if number % 2 == 0:
-            made[-1] = torch.nn.Sequential(torch.nn.ReLU(inplace=True), made[-1])
-    return [*made, torch.nn.Linear(6, 3, dtype=torch.float64)]
-
-
-def rows_of(count: int, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, 10, (count, length), generator=generator)
-    return ids, random(count, length, 3, seed=seed)
-
-
-def check_pipeline() -> None:
-    """All ranks, one or two chunks each, batches that microbatches do not divide."""
-    its = all_ranks()
-    for chunks in (1, 2):
-        for microbatches in (its.size, 2 * its.size):
-            count = chunks * its.size + 1
-            uncut = torch.nn.Sequential(*layers(max(count, 2)))
-            pipeline = parallel.Pipeline(
-                layers(max(count, 2)),
-                functional.mse_loss,
-                its,
-                microbatches=microbatches,
-                chunks=chunks,
-            )
-            optimizer = torch.optim.SGD(uncut.parameters(), 0.1)
-            own = torch.optim.SGD(pipeline.parameters(), 0.1)
-            for step, length in enumerate((4, 4, 5, 4)):
-                inputs, targets = rows_of(2 * microbatches + 1, length, step)
-                optimizer.zero_grad()
-                expected = functional.mse_loss(uncut(inputs), targets)
-                expected.backward()
-                optimizer.step()
-                own.zero_grad()
-                loss = pipeline.step(
-                    inputs if pipeline.is_first else None, targets if pipeline.is_last else None
-                )
-                own.step()
-                torch.testing.assert_close(loss, expected.detach(), **EXACT)
-            for name, parameter in pipeline.named_parameters():
-                theirs = uncut.get_parameter(name)
-                torch.testing.assert_close(parameter, theirs, **EXACT, msg=name)
-                torch.testing.assert_close(parameter.grad, theirs.grad, **EXACT, msg=name)
-            state = parallel.state_dict(pipeline, its)
-            assert sorted(state) == sorted(uncut.state_dict())
-            for name, tensor in uncut.state_dict().items():
-                torch.testing.assert_close(state[name], tensor, **EXACT, msg=name)
-            outputs = pipeline(inputs if pipeline.is_first else None)
-            if pipeline.is_last:
-                torch.testing.assert_close(outputs, uncut(inputs).detach(), **EXACT)
-            else:
-                assert outputs is None
-
-
-class Rotated(torch.nn.Linear):
-    """With a complex buffer, as rotary embeddings have, and a state that is no tensor."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(6, 6, dtype=torch.float64)
-        self.register_buffer("turns", torch.full((3,), number + 1j, dtype=torch.complex64))
-        self.number = number
-
-    def get_extra_state(self) -> dict[str, int]:
-        return {"number": self.number}
-
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        self.number = state["number"]
-
-
-@needs(ranks=2)
-def check_states_of_other_kinds() -> None:
-    its = all_ranks()
-    pipeline = parallel.Pipeline(
-        [Rotated(number) for number in range(its.size)], functional.mse_loss, its, microbatches=2
-    )
-    nothing = torch.zeros(())  # what is not looked at may be anything
-    pipeline.step(
-        random(4, 6, seed=1) if pipeline.is_first else 0,
-        random(4, 6, seed=2) if pipeline.is_last else nothing,
-    )
-    state = parallel.state_dict(pipeline, its)
-    for number in range(its.size):
-        assert (state[f"{number}.turns"] == number + 1j).all()
-        assert state[f"{number}._extra_state"] == {"number": number}
-    parallel.load_state_dict(pipeline, state)
-
-
-@needs(ranks=2)
-def check_data_and_pipeline() -> None:
-    if hvd.size() % 2 != 0:
-        return
-    grid = Grid(pipeline=2)
-    its, data = grid.pipeline, grid.data
-    uncut = torch.nn.Sequential(*layers(5))
-    makers = [lambda layer=layer: layer for layer in layers(5)]
-    pipeline = parallel.Pipeline(makers, functional.mse_loss, its, microbatches=3, cuts=[2])
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(pipeline.parameters(), 0.1),
-        pipeline.named_parameters(),
-        backward_passes_per_step=pipeline.passes,
-        process_set=data,
-    )
-    plain = torch.optim.SGD(uncut.parameters(), 0.1)
-    for step in range(3):
-        inputs, targets = rows_of(4 * data.size, 4, step)
-        plain.zero_grad()
-        functional.mse_loss(uncut(inputs), targets).backward()
-        plain.step()
-        optimizer.zero_grad()
-        rows = slice(4 * data.rank, 4 * data.rank + 4)
-        pipeline.step(inputs[rows], targets[rows])
-        optimizer.step()
-    for name, parameter in pipeline.named_parameters():
-        torch.testing.assert_close(parameter, uncut.get_parameter(name), **EXACT, msg=name)
-    parallel.load_state_dict(pipeline, torch.nn.Sequential(*layers(5)).state_dict())
-    for name, parameter in pipeline.named_parameters():
-        assert (parameter == torch.nn.Sequential(*layers(5)).get_parameter(name)).all()
-
-
 def check_wrong_use() -> None:
     its = all_ranks()
     with expect(ringdl.UsageError, f"is not one of {its.size} ranks"):
@@ -483,6 +354,41 @@ def check_wrong_use() -> None:
         pipeline.step(inputs)
     with expect(ringdl.UsageError, "there are 1 inputs and 4 targets, for 2 microbatches"):
         pipeline.step(inputs[:1], targets)
+
+
+class Strange(torch.nn.Linear):
+    """Its weight is cut; parameters and buffers are of dtypes that are not reduced."""
+
+    def __init__(self, its: Communicator) -> None:
+        super().__init__(2, 2 * its.size, bias=False, dtype=torch.complex64)
+        with torch.no_grad():
+            self.weight.copy_(torch.arange(4 * its.size).reshape(-1, 2) * 1j)
+        parallel.cut_parameter(self, "weight", parallel.Cut(its, 0, 2 * its.size))
+        table = torch.arange(3).to(torch.uint32)
+        self.register_buffer("table", table)
+        self.register_buffer("scale", torch.ones((), dtype=torch.float8_e4m3fn))
+
+
+def check_states_of_every_dtype() -> None:
+    its = all_ranks()
+    state = parallel.state_dict(Strange(its))
+    expected = torch.arange(4 * its.size).reshape(-1, 2) * 1j
+    assert torch.equal(state["weight"], expected.to(torch.complex64))
+    assert state["table"].dtype == torch.uint32
+
+
+@needs(ranks=2)
+def check_parts_are_not_broadcast() -> None:
+    """The usual call would make all parts rank 0's."""
+    its = all_ranks()
+    model = torch.nn.Sequential(parallel.ParallelMLP(4, 2 * its.size, communicator=its))
+    before = copy.deepcopy(model.state_dict())
+    with expect(ringdl.MismatchError, "ranks have different parts of '0.down.weight'; pass"):
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    hvd.broadcast_parameters(model.state_dict(), 0, alone())
+    hvd.broadcast_parameters(torch.nn.Linear(2, 2).state_dict(), root_rank=0)
 
 
 @needs(ranks=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import torch
 
 import ringdl
 from ringdl import Communicator
+from ringdl._training import replicas
+from ringdl.torch._state import TensorReplica, cut_over
 from ringdl.torch.parallel._exchanges import span, whole
 
 
@@ -36,10 +39,16 @@ class Cut:
         return torch.cat([one.narrow(self.dim, begin, count) for one in each], self.dim)
 
     def whole(self, own: torch.Tensor) -> torch.Tensor:
-        """The whole, from all ranks' parts. Collective."""
+        """The whole, from all ranks' parts, of any dtype. Collective."""
         count = own.shape[self.dim] // self.sections
         each = [own.narrow(self.dim, i * count, count) for i in range(self.sections)]
-        return torch.cat([whole(one, self.communicator, self.dim) for one in each], self.dim)
+        return torch.cat([self._joined(one) for one in each], self.dim)
+
+    def _joined(self, part: torch.Tensor) -> torch.Tensor:
+        rows = part.detach().movedim(self.dim, 0).contiguous()
+        as_bytes = rows.unsqueeze(-1).view(torch.uint8)
+        joined = whole(as_bytes, self.communicator, 0).view(part.dtype).squeeze(-1)
+        return joined.movedim(0, self.dim).contiguous()
 
 
 def cut_parameter(module: torch.nn.Module, name: str, cut: Cut) -> None:
@@ -49,6 +58,7 @@ def cut_parameter(module: torch.nn.Module, name: str, cut: Cut) -> None:
     if cut.communicator.size > 1:
         own = torch.nn.Parameter(cut.own(whole_parameter.detach()), whole_parameter.requires_grad)
         module.register_parameter(name, own)
+        cut_over[own] = cut.communicator
 
 
 def cuts_of(module: torch.nn.Module) -> dict[str, Cut]:
@@ -76,21 +86,17 @@ def clip_grad_norm_(
         The norm before, the same on all ranks.
     """
     cuts = cuts_of(module)
-    here = torch.zeros((), dtype=torch.float64)
-    parts: dict[Communicator, torch.Tensor] = {}
+    squares: dict[Communicator | None, torch.Tensor] = {None: torch.zeros((), dtype=torch.float64)}
     for name, parameter in module.named_parameters():
-        cut = cuts.get(name)
-        if cut is not None:
-            parts.setdefault(cut.communicator, torch.zeros((), dtype=torch.float64))
-        if parameter.grad is None:
-            continue
-        square = parameter.grad.detach().double().square().sum()
-        if cut is None:
-            here += square
-        else:
-            parts[cut.communicator] += square
-    for communicator, square in parts.items():
-        here += communicator.allreduce(square, ringdl.Sum)
+        ranks = cuts[name].communicator if name in cuts else None
+        sum_before = squares.setdefault(ranks, torch.zeros((), dtype=torch.float64))
+        if parameter.grad is not None:
+            square = parameter.grad.detach().double().square().sum()
+            squares[ranks] = sum_before.to(square.device) + square
+    here = squares.pop(None).cpu()
+    for communicator, square in squares.items():
+        assert communicator is not None
+        here += communicator.allreduce(square.cpu(), ringdl.Sum)
     if pipeline is not None:
         here = pipeline.allreduce(here, ringdl.Sum)
     norm = here.sqrt()
@@ -133,6 +139,7 @@ def state_dict(
             for name, each in state.items()
         }
     )
+    device = device_of(module)
     complete: dict[str, torch.Tensor] = {}
     for rank, its in enumerate(told):
         for name, like in its.items():
@@ -141,10 +148,17 @@ def state_dict(
                 complete.setdefault(name, pipeline.broadcast_object(own, rank))
                 continue
             shape, dtype = like
-            tensor = state[name] if rank == pipeline.rank else torch.empty(shape, dtype=dtype)
-            pipeline.broadcast_(torch.view_as_real(tensor) if tensor.is_complex() else tensor, rank)
+            has = rank == pipeline.rank
+            tensor = state[name] if has else torch.empty(shape, dtype=dtype, device=device)
+            replicas.broadcast([TensorReplica(tensor)], rank, pipeline)
             complete.setdefault(name, tensor)
     return complete
+
+
+def device_of(module: torch.nn.Module) -> torch.device | None:
+    """Where its first parameter is, or its first buffer; None if it has none."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return next((tensor.device for tensor in tensors), None)
 
 
 def load_state_dict(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:

@@ -119,7 +119,7 @@ def alltoall(x: torch.Tensor, communicator: Communicator, cut: int, joined: int)
         x,
         communicator,
         lambda x: _swapped(x, communicator, cut, joined),
-        lambda gradient: _swapped(gradient, communicator, joined, cut),
+        lambda gradient: _swapped(gradient, communicator, joined, cut, x.shape),
     )
 
 
@@ -193,7 +193,13 @@ def _own_sum(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Ten
     return rows.movedim(0, dim).contiguous()
 
 
-def _swapped(x: torch.Tensor, communicator: Communicator, cut: int, joined: int) -> torch.Tensor:
+def _swapped(
+    x: torch.Tensor,
+    communicator: Communicator,
+    cut: int,
+    joined: int,
+    shape: torch.Size | None = None,  # of the result, if it is known
+) -> torch.Tensor:
     parts = [
         x.narrow(cut, *span(x.shape[cut], communicator, rank)).movedim(joined, 0).contiguous()
         for rank in range(communicator.size)
@@ -202,6 +208,8 @@ def _swapped(x: torch.Tensor, communicator: Communicator, cut: int, joined: int)
     # Rows of one length for alltoall, whatever the parts' shapes: elements.
     flat = torch.cat([each.reshape(-1) for each in parts])
     got, counts = communicator.alltoall(flat, [each.numel() for each in parts])
+    if shape is not None and shape.numel() == 0:  # the counts do not tell how many rows there are
+        return got.reshape(shape)
     rest = own.shape[1:]
     blocks = [
         each.reshape(-1, *rest) for each in torch.split(got, [int(count) for count in counts])

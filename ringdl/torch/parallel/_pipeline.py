@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import ringdl
 from ringdl import Communicator
 from ringdl._parts import split
+from ringdl.torch.parallel._cuts import device_of
 from ringdl.torch.parallel._exchanges import applied
 from ringdl.torch.parallel._schedule import Task, one_forward_one_backward
 
@@ -38,7 +40,8 @@ class Pipeline(torch.nn.Module):
     Args:
         layers: of the whole network, in their order. Functions make theirs where they are needed
             alone: so no rank has all of them in its memory.
-        loss: of outputs and targets, a mean over a microbatch.
+        loss: of outputs and targets, a mean over a microbatch. If it is a module, it is none of
+            this one's.
         communicator: the ranks, as ``grid.pipeline``.
         microbatches: how many a batch is cut into.
         chunks: with several, each rank has as many stages, and passes are interleaved.
@@ -52,6 +55,8 @@ class Pipeline(torch.nn.Module):
         UsageError: fewer layers than stages; layers on different ranks share a parameter (which is
             not noticed where functions make them); or another argument is wrong.
     """
+
+    loss: Loss
 
     def __init__(
         self,
@@ -73,7 +78,8 @@ class Pipeline(torch.nn.Module):
                 f"{microbatches} microbatches are not a multiple of {communicator.size} ranks, as "
                 "several chunks need"
             )
-        self.loss, self.communicator = loss, communicator
+        vars(self)["loss"] = loss  # no module of this one: Sequential's state has none
+        self.communicator = communicator
         self.microbatches, self.chunks = microbatches, chunks
         self.busy_seconds = 0.0
         """How long this rank has computed in `step`, since it was made."""
@@ -93,8 +99,12 @@ class Pipeline(torch.nn.Module):
 
     @property
     def passes(self) -> int:
-        """How many backward passes a step makes."""
-        return self.microbatches * self.chunks
+        """How many backward passes a step makes here, of stages that have something to train."""
+        trained = [
+            any(p.requires_grad for name in names for p in getattr(self, name).parameters())
+            for names in self._parts
+        ]
+        return self.microbatches * max(1, sum(trained))
 
     @property
     def is_first(self) -> bool:
@@ -128,7 +138,7 @@ class Pipeline(torch.nn.Module):
             run.expect(self._tasks[number + 1 : number + 2])
             run.do(task)
         run.finish()
-        return its.broadcast(run.loss.to(torch.float64), its.size - 1)
+        return its.broadcast(run.loss.cpu(), its.size - 1)
 
     @torch.no_grad()
     def forward(self, inputs: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -165,12 +175,14 @@ class Pipeline(torch.nn.Module):
 
 Key = tuple[str, int, int]
 """What travels: forward or backward, to which stage, of which microbatch."""
-Shapes = dict[Key, tuple[tuple[int, ...], torch.dtype]]
+Shapes = dict[Key, tuple[tuple[int, ...], torch.dtype, str]]
+"""Of what travels, with the type of the device from which."""
 _DTYPES = [
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 ]
 _MOST_DIMENSIONS = 8
+_DEVICES = ["cpu", "cuda"]
 
 
 class _Links:
@@ -185,6 +197,7 @@ class _Links:
     def __init__(self, pipeline: Pipeline, shapes: Shapes, knows_shapes: bool) -> None:
         self._its = pipeline.communicator
         self._shapes, self._knows = shapes, knows_shapes
+        self._device = device_of(pipeline)
         self._here: dict[Key, torch.Tensor] = {}
         self._sent: list[tuple[ringdl.Work[None], torch.Tensor]] = []
         self._expected: dict[Key, ringdl.Work[torch.Tensor]] = {}
@@ -193,13 +206,14 @@ class _Links:
         key, x = (way, stage, microbatch), x.detach().contiguous()
         to = stage % self._its.size
         if to == self._its.rank:
-            self._here[key] = x
+            # Not the same memory: the next stage may work in it, and this one's backward needs it.
+            self._here[key] = x.clone() if way == "forward" else x
             return
         name = _name(key)
         if not self._knows:
-            head = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
-            head[0], head[1] = _DTYPES.index(x.dtype), x.ndim
-            head[2 : 2 + x.ndim] = torch.tensor(x.shape)
+            numbers = [_DTYPES.index(x.dtype), _DEVICES.index(x.device.type), x.ndim, *x.shape]
+            head = torch.zeros(3 + _MOST_DIMENSIONS, dtype=torch.int64)
+            head[: len(numbers)] = torch.tensor(numbers)
             self._sent.append((self._its.send_async(head, to, f"{name}.shape"), head))
         self._sent = [(work, kept) for work, kept in self._sent if not work.done()]
         self._sent.append((self._its.send_async(x, to, name), x))
@@ -215,15 +229,17 @@ class _Links:
         if source == self._its.rank:
             return self._here.pop(key)
         if not self._knows:
-            head = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
+            head = torch.zeros(3 + _MOST_DIMENSIONS, dtype=torch.int64)
             self._its.recv_(head, source, f"{_name(key)}.shape")
-            number, ndim, *dimensions = head.tolist()
-            self._shapes[key] = tuple(dimensions[:ndim]), _DTYPES[number]
-        return (self._expected.pop(key, None) or self._begin(key, source)).wait()
+            dtype, device, ndim, *dimensions = head.tolist()
+            self._shapes[key] = tuple(dimensions[:ndim]), _DTYPES[dtype], _DEVICES[device]
+        got = (self._expected.pop(key, None) or self._begin(key, source)).wait()
+        return got if self._device is None else got.to(self._device)
 
     def _begin(self, key: Key, source: int) -> ringdl.Work[torch.Tensor]:
-        shape, dtype = self._shapes[key]
-        return self._its.recv_async_(torch.empty(shape, dtype=dtype), source, _name(key))
+        shape, dtype, device = self._shapes[key]
+        into = torch.empty(shape, dtype=dtype, device=device)
+        return self._its.recv_async_(into, source, _name(key))
 
     def finish(self) -> None:
         for work, _ in self._sent:
@@ -238,15 +254,13 @@ class _Entry:
     """What a stage has received, and the gradient of it."""
 
     def __init__(self, x: torch.Tensor) -> None:
-        self._shape, self._dtype = x.shape, x.dtype
+        self._zeros = partial(torch.zeros, x.shape, dtype=x.dtype, device=x.device)
         self._gradient: torch.Tensor | None = None
 
     @property
     def gradient(self) -> torch.Tensor:
         """Zeros if there is none."""
-        if self._gradient is None:
-            return torch.zeros(self._shape, dtype=self._dtype)
-        return self._gradient
+        return self._zeros() if self._gradient is None else self._gradient
 
     def take(self, gradient: torch.Tensor) -> None:
         self._gradient = gradient
@@ -304,7 +318,7 @@ class _Run:
 
     def finish(self) -> None:
         self._links.finish()
-        self._shapes[_KNOWN] = (), torch.bool
+        self._shapes[_KNOWN] = (), torch.bool, ""
 
     def _source(self, task: Task) -> tuple[str, int, int, int] | None:
         stage, size = self._pipeline._stage(task.chunk), self._pipeline.communicator.size
@@ -329,7 +343,7 @@ class _Run:
             self._kept[task.chunk, task.microbatch] = entry, y
             return y
         loss = pipeline.loss(y, self._targets[begin : begin + count]) * (count / self._count)
-        self.loss += loss.detach().to(torch.float64)
+        self.loss = self.loss.to(loss.device) + loss.detach().to(torch.float64)
         self._kept[task.chunk, task.microbatch] = entry, loss
         return None
 
