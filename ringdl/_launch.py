@@ -119,7 +119,8 @@ def detect(environ: Mapping[str, str]) -> Launcher | None:
     for find in (_open_mpi, _pmi, _pmix, _slurm):
         launcher = find(environ)
         if launcher is not None:
-            return launcher
+            is_only_task = launcher.name == "Slurm" and launcher.size == 1
+            return None if is_only_task else launcher
     return None
 
 
@@ -183,7 +184,7 @@ def _slurm(environ: Mapping[str, str]) -> Launcher | None:
     step = _number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     rank = _number(environ, "SLURM_PROCID")
     size = _number(environ, "SLURM_STEP_NUM_TASKS")
-    if step is None or step >= _FIRST_RESERVED_STEP or rank is None or size is None or size == 1:
+    if step is None or step >= _FIRST_RESERVED_STEP or rank is None or size is None:
         return None
     hosts = _number(environ, "SLURM_STEP_NUM_NODES")
     return Launcher(

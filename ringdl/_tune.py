@@ -8,6 +8,7 @@ compared with ringdl's own way, instead, and the table says from which size on i
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 import time
 from collections.abc import Sequence
@@ -82,14 +83,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _lack(path: Path) -> str:
     """Why the table could not be written there; empty if it can be."""
-    reason = "it is a folder" if path.is_dir() else ""
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".part").touch()
-    except OSError as error:
-        reason = str(error.strerror)
-    if not reason:
         return ""
+    except OSError as error:
+        reason = error.strerror
     return (
         f"the table cannot be written to {path}: {reason}; name another file by -o, and to jobs by "
         "RINGDL_TUNING"

@@ -44,7 +44,8 @@ class Work {
   /// It has ended and its messages have left: nothing reads or writes its buffer any more. Any
   /// thread.
   std::atomic<bool> released = false;
-  /// It has failed, and other ranks may write to its buffer: it is never released. Any thread.
+  /// It has failed, and other ranks may write to its buffer: it is not released before the engine
+  /// closes. Any thread.
   std::atomic<bool> is_kept = false;
 
   std::shared_ptr<const void> memory;  // what it reads and writes, if that is not the caller's
@@ -53,7 +54,7 @@ class Work {
   std::unique_ptr<BucketChannel> bucket_channel;
   bool touched = false;    // is in the engine's list of works to step
   bool polled = false;     // is in its list of works to step at each poll
-  bool is_broken = false;  // by a device, and about to fail
+  bool is_broken = false;  // and about to fail: see WorkTable::step()
   /// If it has failed: once this is done, nothing reads or writes its buffer.
   Executor::Ticket last_operation = Executor::kDone;
 

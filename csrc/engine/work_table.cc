@@ -158,13 +158,13 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
   work->failure = why;
   work->collective->stop();
   if (work->memory && work->collective->pieces() >= 0) {  // others may be writing there
-    kept_.push_back(work->memory);
+    kept_memory_.push_back(work->memory);
   }
   work->last_operation = executor_.last();
-  const bool may_be_written =
-      why.kind == FailureKind::kRankFailed || why.kind == FailureKind::kDevice;
+  const bool may_be_written = why.kind == FailureKind::kRankFailed ||
+                              why.kind == FailureKind::kDevice || why.kind == FailureKind::kMemory;
   if (may_be_written && work->collective->pieces() >= 0) {
-    kept_.push_back(work);  // other ranks may write to its buffer: it is not released
+    kept_works_.push_back(work);  // other ranks may write to its buffer: it is not released
     work->is_kept.store(true, std::memory_order_release);
   } else if (is_idle(*work)) {
     release(*work);
@@ -234,8 +234,15 @@ void WorkTable::withdraw() {
 }
 
 void WorkTable::let_go() {
-  for (auto& work : std::exchange(leaving_, {})) kept_.push_back(std::move(work));
-  for (auto& memory : std::exchange(kept_, {})) {
+  for (auto& work : std::exchange(leaving_, {})) kept_works_.push_back(std::move(work));
+  for (const auto& work : std::exchange(kept_works_, {})) {
+    if (transport_.reads_on()) {
+      keep_for_good(work);
+    } else {
+      release(*work);  // whoever still has it may outlive what it refers to
+    }
+  }
+  for (auto& memory : std::exchange(kept_memory_, {})) {
     if (transport_.reads_on()) keep_for_good(std::move(memory));
   }
 }

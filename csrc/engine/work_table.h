@@ -50,8 +50,8 @@ class WorkTable {
 
   /// From now on it is in flight.
   void begin(const std::shared_ptr<Work>& work);
-  /// Does what can be done now. If that fails for an array on a device, the work is broken: it is
-  /// not stepped any more, and fails once its owner has notified the others.
+  /// Does what can be done now. If that fails for an array on a device, or for lack of memory, the
+  /// work is broken: it is not stepped any more, and fails once its owner has notified the others.
   /// @returns whether the work has ended
   bool step(const std::shared_ptr<Work>& work);
   struct Broken {
@@ -152,10 +152,10 @@ class WorkTable {
   std::vector<std::shared_ptr<Work>> polled_;  // they move without messages
   std::vector<Broken> broken_;
   std::vector<std::shared_ptr<Work>> leaving_;  // ended, but their messages have not
-  // Failed works, or their memory, which other ranks may write to by mappings of their own. It is
-  // not to be used again while those ranks may; that the engine has closed, no rank outlives in
-  // which it has not.
-  std::vector<std::shared_ptr<const void>> kept_;
+  // Failed works, and memory of such, which other ranks may write to. That is by mappings of their
+  // own, so it need not stay mapped here; but nobody gets it again while this engine is there.
+  std::vector<std::shared_ptr<Work>> kept_works_;
+  std::vector<std::shared_ptr<const void>> kept_memory_;
   std::vector<std::unique_ptr<Drain>> drains_;
   std::vector<uint64_t> released_;
   uint64_t next_id_ = 1;

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringdl._errors import UsageError
-from ringdl._safetensors import Array, Arrays, name_of
+from ringdl._safetensors import Array, Arrays, little_endian, name_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
@@ -41,8 +41,14 @@ def encode(value: Any, name: str, arrays: Arrays) -> Any:
         if name_of(array.dtype) is not None:
             arrays[key] = array
             return {kind: key}
-        arrays[key] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-        return {"bytes": [kind, key, array.dtype.name, array.shape]}
+        if array.dtype.hasobject or array.dtype.names is not None:
+            raise UsageError(
+                f"{name!r} is an array of {array.dtype}, which a checkpoint cannot hold: keep an "
+                "array for each field, and lists of other objects"
+            )
+        array = little_endian(array)
+        arrays[key] = np.frombuffer(array.tobytes(), np.uint8)
+        return {"bytes": [kind, key, _name_of(array.dtype), array.shape]}
     if isinstance(value, Mapping):
         pairs = [
             [_encode_key(key, name), encode(each, f"{name}.{key}", arrays)]
@@ -139,7 +145,7 @@ def _to_numpy(value: Any, kind: str) -> Array:
         return np.asarray(value)
     tensor = value.detach().cpu().contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
-    if _is_of_ml_dtypes(name):
+    if name == "bfloat16" or name.startswith("float8"):
         import torch
 
         bits = torch.int16 if tensor.element_size() == 2 else torch.uint8
@@ -147,12 +153,13 @@ def _to_numpy(value: Any, kind: str) -> Array:
     return np.asarray(tensor.numpy())
 
 
-def _is_of_ml_dtypes(name: str) -> bool:
-    return name == "bfloat16" or name.startswith("float8")
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """What `_dtype_of` knows it by."""
+    return dtype.name if dtype.type.__module__ == "ml_dtypes" else dtype.str
 
 
 def _dtype_of(name: str) -> np.dtype[Any]:
-    if not _is_of_ml_dtypes(name):
+    if name[0] in "<|":
         return np.dtype(name)
     import ml_dtypes
 
@@ -175,10 +182,9 @@ def _from_numpy(array: Array, kind: str, like: Any) -> Any:
     if kind == "torch":
         import torch
 
-        name = own.dtype.name
-        if _is_of_ml_dtypes(name):
+        if own.dtype.type.__module__ == "ml_dtypes":
             bits = torch.from_numpy(own.view(np.int16 if own.itemsize == 2 else np.uint8))
-            tensor = bits.view(getattr(torch, name))
+            tensor = bits.view(getattr(torch, own.dtype.name))
         else:
             tensor = torch.from_numpy(own)
         if not isinstance(like, torch.Tensor):

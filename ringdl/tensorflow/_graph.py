@@ -13,7 +13,9 @@ before it, so to run one of them runs all before it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -82,7 +84,7 @@ def call(
         )
 
     def run(*arrays: Any) -> Sequence[Array | None]:  # or numbers, of tensors without axes
-        with for_caller():
+        with for_caller() if _has_one_caller() else nullcontext():
             return function(key, *map(np.asarray, arrays))
 
     operation = partial(tf.numpy_function, run, tensors, dtypes)
@@ -94,6 +96,12 @@ def call(
         results: list[Any] = operation()
     setattr(graph, _STATE, [result.op for result in results])
     return results
+
+
+def _has_one_caller() -> bool:
+    """Whether no other thread is there, which may be the caller as well."""
+    each = (type(thread) for thread in threading.enumerate())
+    return sum(kind is not threading._DummyThread for kind in each) == 1
 
 
 def as_it_is(function: AnyFunction) -> AnyFunction:

@@ -39,6 +39,7 @@ class Hooked final : public Transport {
     return free;
   }
   const std::vector<Lost>& lost() const override { return below_->lost(); }
+  bool reads_on() const override { return below_->reads_on(); }
 
  private:
   std::unique_ptr<Transport> below_;

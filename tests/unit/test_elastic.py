@@ -176,6 +176,8 @@ def test_checkpoints_hold_every_dtype(tmp_path: Path) -> None:
         "wide": np.arange(4).reshape(2, 2).T * 1j,
         "narrow": np.arange(3).astype(ml_dtypes.float8_e3m4),
         "dates": np.array(["2024-02-29"], "datetime64[D]"),
+        "big-endian": np.array([1j, 2.0], ">c16"),
+        "texts": np.array(["one", "three"]),
     }
     keys = {"key": jax.random.key(7), "keys": jax.random.split(jax.random.key(1, impl="rbg"), 3)}
     train_to(3, tmp_path, tensors=tensors, arrays=arrays, keys=keys)
@@ -189,11 +191,18 @@ def test_checkpoints_hold_every_dtype(tmp_path: Path) -> None:
         bytes_of = [each.reshape(-1, 1).view(torch.uint8) for each in (found, tensor)]
         assert torch.equal(*bytes_of), name
     for name, array in arrays.items():
-        assert state.arrays[name].dtype == array.dtype, name
+        assert state.arrays[name].dtype == array.dtype.newbyteorder("="), name
         assert (state.arrays[name] == array).all(), name
     for name, key in keys.items():
         assert state.keys[name].dtype == key.dtype, name
         assert (jax.random.key_data(state.keys[name]) == jax.random.key_data(key)).all(), name
+
+
+@pytest.mark.parametrize("array", [np.array([{}]), np.zeros(2, [("a", int)])])
+def test_what_arrays_checkpoints_cannot_hold(array: Any, tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="'array' is an array of .* a checkpoint cannot hold"):
+        train_to(3, tmp_path, array=array)
+    assert not [*tmp_path.glob("?????????.safetensors")]
 
 
 def test_checkpoints_hold_what_frameworks_have(tmp_path: Path) -> None:

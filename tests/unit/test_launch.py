@@ -161,8 +161,15 @@ SLURM_DAEMON = SLURM_STEP | {
 OPEN_MPI = Launcher("Open MPI", 1, 2, 1, 2)
 SRUN = Launcher("Slurm", 5, 8, 1, None)
 
+ONE_TASK = SHELL | SLURM_STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
 CASES = {
     "nothing": ({}, None),
+    "the only task of a step": (ONE_TASK, None),
+    "the same with PMIx": (
+        ONE_TASK | {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.901593.0"},
+        None,
+    ),
+    "the same with PMI2": (ONE_TASK | {"PMI_RANK": "0", "PMI_SIZE": "1"}, None),
     "login node": (SHELL, None),
     "Open MPI 5": (SHELL | OPEN_MPI_5, OPEN_MPI),
     "Open MPI 4": (SHELL | OPEN_MPI_4, OPEN_MPI),

@@ -132,6 +132,7 @@ def test_where_a_table_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_table_is_not_written_where_a_folder_is(tmp_path: Path) -> None:
     assert _tune._lack(tmp_path / "new" / "table.json") == ""
     assert "it is a folder" in _tune._lack(tmp_path)
+    assert "it is a folder" in _tune._lack(Path())
 
 
 def test_topologies_have_names() -> None:

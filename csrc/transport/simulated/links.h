@@ -40,9 +40,8 @@ class Links {
 
   /// A message leaves its host, or goes to a rank of that.
   /// @param latency_ns  latency_ns(), or longer
-  /// @returns  when it is at the link of the other host, where it is to enter() then; inside a
-  /// host,
-  ///     when it arrives
+  /// @returns  when it is at the other host's link, and is to enter() that; inside a host, when it
+  ///     arrives
   int64_t leave(int from, int to, size_t bytes, int64_t now_ns, int64_t latency_ns);
   /// It is at the link of the other host. Of messages from several hosts, those that are there
   /// first go first.

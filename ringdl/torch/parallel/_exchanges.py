@@ -115,11 +115,12 @@ def alltoall(x: torch.Tensor, communicator: Communicator, cut: int, joined: int)
         raise ringdl.UsageError(
             f"{x.shape[cut]} along dimension {cut} cannot be cut over {communicator.size} ranks"
         )
+    shape = x.shape
     return exchanged(
         x,
         communicator,
         lambda x: _swapped(x, communicator, cut, joined),
-        lambda gradient: _swapped(gradient, communicator, joined, cut, x.shape),
+        lambda gradient: _swapped(gradient, communicator, joined, cut, shape),
     )
 
 

@@ -374,13 +374,17 @@ void failed_memory_goes_with_the_engine() {
         pause_ms(100);
       } else {
         buckets->ready(0);
+        std::vector<float> data(100, 1.0f);
+        const auto small = driver->allreduce_now(sum_of(100, ""), data.data(), [] {});
         waits = true;
         CHECK_THROWS(buckets->wait(kTimeout), RankFailedError, "rank 1");
+        CHECK_THROWS(driver->wait(small, kTimeout), RankFailedError, "rank 1");
+        CHECK(small->is_kept.load() && !small->released.load());
         const int64_t begin = now_ns();
-        std::vector<float> data(100'000, 1.0f);
-        const auto work = driver->submit(sum_of(100'000, "x"), data.data());
-        driver->give_up(work, "it has failed");
+        driver->give_up(small, "it has failed");
         CHECK(now_ns() - begin < kSecond / 2);
+        driver->abandon();
+        CHECK(small->released.load() && !small->collective);
       }
       driver->abandon();
     });
