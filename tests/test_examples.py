@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import started
+from tests.running import EVERYTHING
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -90,7 +91,7 @@ NEEDS = {
 """Of an example: the packages beside scikit-learn's."""
 
 
-@pytest.mark.parametrize("ranks", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [0, 1, 2] if EVERYTHING else [0, 2])
 @pytest.mark.parametrize("script", NEEDS)
 def test_digits(mpi_python: str, script: str, ranks: int, tmp_path: Path) -> None:
     for needed in ("sklearn", *NEEDS[script]):

@@ -53,7 +53,7 @@ JOBS = (
         *itertools.product(CHECKS, OTHERS, (2,)),
     ]
     if EVERYTHING
-    else zip(CHECKS, itertools.cycle(PYTHONS), itertools.cycle((2, 3)), strict=False)
+    else zip(CHECKS, itertools.cycle(PYTHONS), itertools.repeat(2), strict=False)
 )
 """MPIs and numbers of ranks: an adapter hardly notices which MPI it is."""
 

@@ -142,19 +142,20 @@ def test_hosts_are_told_apart(mpi: str, layout: list[int]) -> None:
         assert report["messages"] == 48  # 6 steps, each of 256 KiB in segments of 32
 
 
+LAYOUTS = [
+    ("1+1+1+1", ["collectives", "mismatches"], 14),
+    ("3+1", ["mismatches"], 7),
+    ("2+2", ["buckets", "shared", "shared_exchanges"], 29),
+    ("1+2+3", ["buckets", "shared_exchanges"], 17),
+    ("2+1+1", ["parameter_servers", "policies", "torch_policies"], 12),
+    ("2+1", ["joining", "torch_joining", "torch_timeline"], 9),
+][: None if running.EVERYTHING else 5]
+
+
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.any_mpi
 @pytest.mark.parametrize(
-    ("layout", "modules", "least"),
-    [
-        ("1+1+1+1", ["collectives", "mismatches"], 14),
-        ("3+1", ["mismatches"], 7),
-        ("2+2", ["buckets", "shared", "shared_exchanges"], 29),
-        ("1+2+3", ["buckets", "shared_exchanges"], 17),
-        ("2+1", ["joining", "torch_joining", "torch_timeline"], 9),
-        ("2+1+1", ["parameter_servers", "policies", "torch_policies"], 12),
-    ],
-    ids=["1+1+1+1", "3+1", "2+2", "1+2+3", "2+1", "2+1+1"],
+    ("layout", "modules", "least"), LAYOUTS, ids=[layout for layout, *_ in LAYOUTS]
 )
 def test_checks_hold_on_hosts(
     mpi_python: str, layout: str, modules: list[str], least: int, tmp_path: Path

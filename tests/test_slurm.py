@@ -10,7 +10,7 @@ import pytest
 
 from tests import slurm
 from tests.environments import PYTHONS
-from tests.running import SOON
+from tests.running import EVERYTHING, SOON
 from tests.slurm import Slurm, until
 
 ROOT = Path(__file__).parents[1]
@@ -189,6 +189,7 @@ def test_scancel(cluster: Slurm, mpi: str, tmp_path: Path) -> None:
     assert_clean(cluster)
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="takes a minute: make test-all")
 @pytest.mark.any_mpi
 def test_an_array_grows_and_shrinks(cluster: Slurm, mpi_python: str, tmp_path: Path) -> None:
     """Each time that a part starts, it takes the hosts that are free."""
