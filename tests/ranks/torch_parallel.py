@@ -179,6 +179,23 @@ def check_transformer() -> None:
             assert cut.head.weight is cut.tokens.weight
 
 
+def check_compiled_layers() -> None:
+    """By torch.compile: exchanges run between graphs."""
+    its = all_ranks()
+    if FEATURES % its.size != 0:
+        return
+    model = Transformer(its, True, its.size)
+    reference = copy.deepcopy(model)
+    loss = torch.compile(model, backend="aot_eager")(*batch(0))
+    expected = reference(*batch(0))
+    torch.testing.assert_close(loss, expected, **EXACT)
+    loss.backward()
+    expected.backward()
+    for name, parameter in model.named_parameters():
+        gradient = reference.get_parameter(name).grad
+        torch.testing.assert_close(parameter.grad, gradient, **EXACT, msg=name)
+
+
 def check_clipping() -> None:
     """By the norm of the uncut network's gradients; copies of a module know how they are cut."""
     its = all_ranks()

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import ringdl
 from ringdl import Communicator
+from ringdl.torch._compiled import uncompiled
 from ringdl.torch.parallel import _exchanges
 from ringdl.torch.parallel._cuts import Cut, cut_parameter
 
@@ -146,6 +147,7 @@ class _CrossEntropy(torch.autograd.Function):
         return result.to(ctx.dtype), None, None, None
 
 
+@uncompiled
 def _refuse_strange(ids: torch.Tensor, size: int) -> None:
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= size):
         raise IndexError(
