@@ -171,7 +171,7 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
     }
   } else {
     before_waiting();
-    auto direct = begin_direct(call, key, data);
+    auto direct = immediate.begin_direct(call, key, data);
     const size_t bytes = bytes_of(call);
     const bool is_polled = bytes <= kMostPolledBytes && engine_.parts().works.is_empty();
     if (!is_polled ||
@@ -182,16 +182,6 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
   immediate.finish(call, key, plan.meeting, begin, is_traced ? now_ns() : begin);
   if (!engine_.parts().works.is_empty() || is_time_to_poll()) engine_.poll();
   return nullptr;
-}
-
-// Without room for it the call counts, as it does on the other ranks.
-std::unique_ptr<HostAllreduce> Driver::begin_direct(const Call& call, const Key& key, void* data) {
-  try {
-    return engine_.parts().immediate.begin_direct(call, key, data);
-  } catch (const std::bad_alloc& error) {
-    engine_.refuse(call, error.what());
-    throw;
-  }
 }
 
 template <typename Step>

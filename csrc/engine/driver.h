@@ -253,7 +253,6 @@ class Driver {
   Lock lock_for_call(const std::function<void()>& before_waiting = {});
   void note_submitter();
   bool may_submit() const;
-  std::unique_ptr<HostAllreduce> begin_direct(const Call& call, const Key& key, void* data);
   template <typename Step>
   bool poll_for_a_moment(Step step, size_t bytes, const std::function<void()>& before_waiting);
   bool is_time_to_poll();
