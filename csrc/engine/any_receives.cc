@@ -18,8 +18,8 @@ class Awaiting final : public Collective {
   bool may_be_written = false;  // the receive's buffer, by a rank that has failed
 };
 
-// It has failed with its sender, which may write to its buffer.
-bool is_kept(const Work& message) {
+// That may then write to its buffer.
+bool has_failed_with_sender(const Work& message) {
   return message.state.load() == Work::State::kFailed && !message.released.load() &&
          message.failure.kind == FailureKind::kRankFailed;
 }
@@ -69,7 +69,7 @@ int AnyReceives::step() {
       ++moved;
     }
     if (!receive.message || receive.work->ended()) continue;
-    const bool may_be_written = is_kept(*receive.message);
+    const bool may_be_written = has_failed_with_sender(*receive.message);
     if (!may_be_written && !receive.message->released.load()) continue;
     ++moved;
     static_cast<Awaiting&>(*receive.work->collective).may_be_written = may_be_written;

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -84,7 +83,7 @@ def call(
         )
 
     def run(*arrays: Any) -> Sequence[Array | None]:  # or numbers, of tensors without axes
-        with for_caller() if _has_one_caller() else nullcontext():
+        with for_caller(_has_one_caller()):
             return function(key, *map(np.asarray, arrays))
 
     operation = partial(tf.numpy_function, run, tensors, dtypes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import nullcontext
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -71,8 +70,7 @@ class _Outermost:
             touched = self.touched.pop(task, [])
             for hooks in touched:
                 hooks.finish_backward()
-        is_on_device = any(hooks.is_on_device for hooks in touched)
-        with for_caller() if is_on_device else nullcontext():
+        with for_caller(any(hooks.is_on_device for hooks in touched)):
             end_passes(hooks.gradients for hooks in touched)
 
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -191,7 +190,7 @@ class Hooks:
                 self._accumulated(index)
 
     def _accumulated(self, index: int) -> None:
-        with lock, for_caller() if self.is_on_device else nullcontext():
+        with lock, for_caller(self.is_on_device):
             self._note(index)
 
     def _note(self, index: int) -> None:

@@ -168,7 +168,7 @@ struct SimulatedNetwork::State {
     const int64_t latency = jittered(links.latency_ns(its.from, its.to));
     int64_t at_ns = links.leave(its.from, its.to, its.bytes_on_way(), clock.now_ns(), latency);
     if (options.jitter_seed != 0) {  // messages with the same tag do not overtake one another
-      int64_t& last = last_arrivals[{its.from, its.to, its.tag}];
+      int64_t& last = last_on_channels[{its.from, its.to, its.tag}];
       at_ns = last = std::max(at_ns, last + 1);
     }
     ++messages_sent;
@@ -364,7 +364,7 @@ struct SimulatedNetwork::State {
   std::vector<int> awake;
   std::vector<Transport::Lost> lost;
   using Channel = std::tuple<int, int, int>;  // from, to, tag
-  std::map<Channel, int64_t> last_arrivals;
+  std::map<Channel, int64_t> last_on_channels;
   std::set<Channel> lost_channels;  // on which a message is lost, so that no other comes
   std::minstd_rand random;
 };
