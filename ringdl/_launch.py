@@ -7,6 +7,7 @@ library.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -71,9 +72,9 @@ def detect_store_job(environ: Mapping[str, str]) -> StoreJob | None:
 
     Scripts set these, and shells keep them, under another launcher, so any launcher that `detect`
     finds wins over them, but in two cases. torchrun's agent marks only its own workers: srun or
-    mpirun may have started it, once per host. And where srun has offered its tasks nothing by
-    which MPI could connect them (``srun --mpi=none``), and the variables say what srun says, they
-    are what the script means.
+    mpirun may have started it, once per host. And where MPI cannot connect the launcher's ranks, as
+    srun has offered them nothing to do so (``srun --mpi=none``) or as mpi4py is not installed, and
+    the variables say what the launcher says, they are what the script means.
 
     Args:
         environ: ``os.environ`` or a copy of one.
@@ -90,8 +91,9 @@ def detect_store_job(environ: Mapping[str, str]) -> StoreJob | None:
         is_srun_alone = launcher.name == "Slurm" and not any(
             name.startswith(("PMI_", "PMI2_", "PMIX_", "PALS_")) for name in environ
         )
+        needs_store = is_srun_alone or importlib.util.find_spec("mpi4py") is None
         has_place = bool(environ.get("MASTER_ADDR")) and bool(environ.get("MASTER_PORT"))
-        if not is_srun_alone or not has_place or (rank, size) != (launcher.rank, launcher.size):
+        if not needs_store or not has_place or (rank, size) != (launcher.rank, launcher.size):
             return None
     return StoreJob(rank, size, by_torchrun)
 

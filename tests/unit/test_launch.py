@@ -1,5 +1,6 @@
 """The launcher is told from the environment: whole environments as the launchers set them."""
 
+import importlib.util
 from types import SimpleNamespace
 
 import pytest
@@ -251,6 +252,7 @@ TORCHRUN = BY_HAND | {
     "TORCHELASTIC_RUN_ID": "none",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
+SLURM_PMIX = {"PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.1.0"}
 STORE_CASES = {
     "nothing": ({}, None),
     "torchrun": (SHELL | TORCHRUN, StoreJob(1, 4, True)),
@@ -268,10 +270,7 @@ STORE_CASES = {
     ),
     "the same, not where": (SHELL | SLURM_STEP | {"RANK": "5", "WORLD_SIZE": "8"}, None),
     "srun with PMIx, whose script sets them": (
-        SHELL
-        | BY_HAND
-        | SLURM_STEP
-        | {"RANK": "5", "WORLD_SIZE": "8", "PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.1.0"},
+        SHELL | BY_HAND | SLURM_STEP | SLURM_PMIX | {"RANK": "5", "WORLD_SIZE": "8"},
         None,
     ),
     "srun, one torchrun per host": (SLURM_DAEMON | TORCHRUN, StoreJob(1, 4, True)),
@@ -281,4 +280,25 @@ STORE_CASES = {
 
 @pytest.mark.parametrize(("environ", "expected"), STORE_CASES.values(), ids=STORE_CASES.keys())
 def test_detect_store_job(environ: dict[str, str], expected: StoreJob | None) -> None:
+    assert detect_store_job(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank", "expected"),
+    [
+        (SLURM_STEP | SLURM_PMIX, "5", StoreJob(5, 8, False)),
+        (SLURM_STEP | SLURM_PMIX, "4", None),  # a shell's, not the script's
+        (OPEN_MPI_5, "1", StoreJob(1, 2, False)),
+    ],
+)
+def test_detect_store_job_without_mpi4py(
+    launcher: dict[str, str],
+    rank: str,
+    expected: StoreJob | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = str(detect(launcher).size)  # type: ignore[union-attr]
+    environ = SHELL | BY_HAND | launcher | {"RANK": rank, "WORLD_SIZE": size}
+    assert detect_store_job(environ) is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert detect_store_job(environ) == expected
