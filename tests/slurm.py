@@ -87,6 +87,8 @@ class Slurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.settings = {"SLURM_CONF": str(folder / "slurm.conf"), "I_MPI_PMI_LIBRARY": PMI2}
+        # Slurm's other fence lets Open MPI's ranks go too early on a busy machine: docs/cluster.md
+        self.settings |= {"SLURM_PMIX_FENCE": "ring"}
         # Ranks on one machine that shall believe they are on two: over the network.
         self.settings |= {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "FI_PROVIDER": "tcp"}
         self.settings |= {"OMPI_MCA_btl": "tcp,sm,self", "OMPI_MCA_mpi_yield_when_idle": "1"}

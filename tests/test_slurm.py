@@ -138,12 +138,15 @@ def starts(folder: Path) -> list[tuple[int, int]]:
 
 def end_time(cluster: Slurm, number: str, checkpoint: Path, start: int) -> None:
     """Tell a job that its time is over, once it has started so often and written a checkpoint."""
-    until(lambda: len(starts(checkpoint.parent)) == start, lambda: "it does not start")
+
+    def shown() -> str:
+        output = checkpoint.parent / "output"
+        text = output.read_text() if output.exists() else "no output"
+        return f"{cluster.call('scontrol', 'show', 'job', number).stdout}\n{text}"
+
+    until(lambda: len(starts(checkpoint.parent)) == start, shown)
     started = time.time()
-    until(
-        lambda: checkpoint.exists() and checkpoint.stat().st_mtime > started,
-        lambda: f"no {checkpoint}",
-    )
+    until(lambda: checkpoint.exists() and checkpoint.stat().st_mtime > started, shown)
     signalled = cluster.call("scancel", "--batch", "--signal=USR2", number)
     assert signalled.returncode == 0, signalled.stdout
 
