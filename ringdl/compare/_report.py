@@ -56,12 +56,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def finite(its: Any) -> Any:
-    """What is to be JSON, with None for numbers that JSON does not have: what is not reached."""
+    """What is to be JSON: six digits of a number, and None for what JSON does not have."""
     if isinstance(its, dict):
         return {key: finite(value) for key, value in its.items()}
     if isinstance(its, (list, tuple)):
         return [finite(value) for value in its]
-    return None if isinstance(its, float) and not math.isfinite(its) else its
+    if not isinstance(its, float):
+        return its
+    return float(f"{its:.6g}") if math.isfinite(its) else None
 
 
 def draw(folder: Path, name: str, curves: Sequence[Curve], apart: Sequence[Curve]) -> None:
