@@ -377,8 +377,21 @@ def run(
                 job.wait(GRACE_SECONDS)  # mpirun has the terminal's Ctrl-C too
             raise
         finally:
-            job.kill()
-            job.wait()
+            _end(job)
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    """Kill what unshare has started, and wait until nothing of it is left.
+
+    That is the first process of a namespace, and does not end before all others in it have. Of
+    unshare's own end they would only be told.
+    """
+    if job.poll() is None:
+        inside = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        for process in inside or [job.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+    job.wait()
 
 
 def main(arguments: Sequence[str]) -> int:

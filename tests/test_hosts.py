@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -237,9 +236,8 @@ def test_an_interrupted_job_leaves_nothing(
     finally:
         job.kill()
         job.wait()
-    for host in hosts.hosts():  # the kernel has been told to end them, and does
-        left = partial(hosts.call, "ip", "netns", "pids", host)
-        until(lambda left=left: left() == "", f"{host}: ranks stay")
+    for host in hosts.hosts():
+        assert hosts.call("ip", "netns", "pids", host) == ""
     assert list(folder.iterdir()) == []
 
 

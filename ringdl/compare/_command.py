@@ -19,7 +19,7 @@ from ringdl._errors import UsageError
 from ringdl._interpreter import finding_ringdl
 from ringdl.bench._plan import check_writable
 from ringdl.compare._policies import BASE, CHOICES
-from ringdl.compare._report import draw, finite, table
+from ringdl.compare._report import draw, for_json, table
 from ringdl.compare._run import SNAPSHOTS, Curve, Run
 from ringdl.compare._summary import Row, best_rates, summarize
 from ringdl.compare._tasks import TASKS
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
                 }
             )
             if its.json:  # what is there, should the next one not end
-                its.json.write_text(json.dumps(finite(found), allow_nan=False) + "\n")
+                its.json.write_text(json.dumps(for_json(found), allow_nan=False) + "\n")
             if its.plots:
                 firsts = [curve for curve in curves if curve.run.seed == 0]
                 draw(its.plots, name, firsts, apart)

@@ -55,12 +55,12 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def finite(its: Any) -> Any:
+def for_json(its: Any) -> Any:
     """What is to be JSON: six digits of a number, and None for what JSON does not have."""
     if isinstance(its, dict):
-        return {key: finite(value) for key, value in its.items()}
+        return {key: for_json(value) for key, value in its.items()}
     if isinstance(its, (list, tuple)):
-        return [finite(value) for value in its]
+        return [for_json(value) for value in its]
     if not isinstance(its, float):
         return its
     return float(f"{its:.6g}") if math.isfinite(its) else None

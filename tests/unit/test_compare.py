@@ -13,7 +13,7 @@ import pytest
 from ringdl.compare import main
 from ringdl.compare._command import _LONG, _SHORT, Comparison, Effort
 from ringdl.compare._policies import BASE, CHOICES
-from ringdl.compare._report import finite, table
+from ringdl.compare._report import for_json, table
 from ringdl.compare._run import Curve, Run
 from ringdl.compare._summary import best_rates, summarize
 from ringdl.compare._tasks import TASKS
@@ -105,7 +105,7 @@ def test_a_run_so_short_that_no_snapshot_is_in_its_last_part() -> None:
 def test_what_is_written_is_json() -> None:
     """JavaScript's, too, which knows no Infinity and no NaN."""
     rows = summarize([BASE_CURVE, curve("EASGD, every 4", [math.nan] * 16)], [], [])
-    text = json.dumps(finite([asdict(row) for row in rows]), allow_nan=False)
+    text = json.dumps(for_json([asdict(row) for row in rows]), allow_nan=False)
     assert [row["bytes"] for row in json.loads(text)] == [None, None]
     assert json.loads(text)[1]["examples"] is None
     assert json.loads(text)[0]["loss"] == 2
