@@ -25,6 +25,7 @@ JOBS = ROOT / "tests/jobs"
 HOSTS = [sys.executable, str(ROOT / "bench/hosts.py")]
 COUNT = 4
 TIMEOUT = 120
+PAUSE_SECONDS = 30 if running.EVERYTHING else 5
 
 with_and_without_mpi = pytest.mark.parametrize(
     "mpi", [*PYTHONS.values(), "none"], ids=[*PYTHONS, "none"]
@@ -314,7 +315,7 @@ def test_a_host_that_does_not_answer(python: str, what: str, tmp_path: Path) -> 
                 stopped = processes_of_ranks(2)
                 for process in stopped:
                     os.kill(process, signal.SIGSTOP)
-                time.sleep(5)
+                time.sleep(PAUSE_SECONDS)
                 for process in stopped:
                     os.kill(process, signal.SIGCONT)
             output, _ = job.communicate(timeout=TIMEOUT)

@@ -16,6 +16,7 @@ from typing import Any, cast, overload
 import torch
 
 import ringdl
+from ringdl._engine import Kind
 from ringdl._training.process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl.torch._compiled import leave_uncompiled
 from ringdl.torch._handles import Handle, begin, copied, is_tracked, require_tensors
@@ -197,14 +198,15 @@ def sparse_allreduce_async(
 
     The result is coalesced, and the same bits on all ranks.
     """
-    if not tensor.is_sparse:
-        raise ringdl.UsageError(
-            f"sparse_allreduce_async takes a sparse tensor, not one of layout {tensor.layout}; use "
-            "allreduce_async"
-        )
-    if op not in (ringdl.Average, ringdl.Sum):
-        raise ringdl.UsageError(f"sparse tensors are reduced with Average or Sum, not {op}")
     communicator = communicator_of(process_set)
+    with communicator._telling(Kind.allgather, f"{name}.indices", f"{name}.values"):
+        if not tensor.is_sparse:
+            raise ringdl.UsageError(
+                "sparse_allreduce_async takes a sparse tensor, not one of layout "
+                f"{tensor.layout}; use allreduce_async"
+            )
+        if op not in (ringdl.Average, ringdl.Sum):
+            raise ringdl.UsageError(f"sparse tensors are reduced with Average or Sum, not {op}")
     _, end = begin_sparse(tensor, tensor, tensor.sparse_dim(), op, communicator, name)
 
     def synchronize() -> torch.Tensor:

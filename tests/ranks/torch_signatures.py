@@ -169,6 +169,10 @@ def check_sparse() -> None:
     assert hvd.synchronize(hvd.sparse_allreduce_async(sparse, "again", hvd.Sum)).is_coalesced()
     with expect(ringdl.UsageError, "takes a sparse tensor"):
         hvd.sparse_allreduce_async(torch.ones(3), "dense", hvd.Sum)
+    its = torch.ones(3) if rank == 0 else sparse
+    with expect(ringdl.UsageError if rank == 0 else ringdl.MismatchError, "takes a sparse tensor"):
+        hvd.synchronize(hvd.sparse_allreduce_async(its, "one dense", hvd.Sum))
+    assert hvd.synchronize(hvd.sparse_allreduce_async(sparse, "one dense", hvd.Sum)).is_sparse
 
 
 @needs(ranks=2)
