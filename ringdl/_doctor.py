@@ -285,7 +285,7 @@ def check_tuning(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
     if not settings.shared_memory:
         hosts = list(range(len(hosts)))
     try:
-        tuning = _tuning.find_tuning(settings.tuning, vendor, hosts)
+        tuning = _tuning.find_tuning(settings.tuning, vendor, hosts, host_count=1)
     except UsageError as error:
         return Check("tuning", "wrong", str(error))
     check = describe_tuning(tuning, hosts, settings.algorithm)

@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
         print("ringdl: tune needs several ranks: mpirun -n N python -m ringdl tune")
         return 2
     hosts = communicator.memory_hosts()
-    path = chosen.output or cache_path(communicator._shared.vendor, hosts)
+    vendor = communicator._shared.vendor
+    path = chosen.output or cache_path(vendor, hosts, communicator.host_count)
     lack = communicator.broadcast_object(_lack(path) if communicator.rank == 0 else "")
     if lack:
         if communicator.rank == 0:

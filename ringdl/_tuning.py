@@ -204,12 +204,13 @@ def find_tuning(
     import warnings
     from pathlib import Path
 
-    default = default_tuning(host_count or len(set(hosts)))
+    host_count = host_count or len(set(hosts))
+    default = default_tuning(host_count)
     if wanted == "default":
         return default
     if wanted is not None and wanted.lstrip().startswith("{"):
         return parse_tuning(wanted, "RINGDL_TUNING")
-    path = cache_path(vendor, hosts) if wanted is None else Path(wanted)
+    path = cache_path(vendor, hosts, host_count) if wanted is None else Path(wanted)
     try:
         return parse_tuning(path.read_text(), str(path))
     except UsageError as error:
@@ -226,14 +227,17 @@ def find_tuning(
         ) from None
 
 
-def cache_path(vendor: str, hosts: Sequence[int]) -> Path:
-    """Where the table for such ranks on such a machine is kept."""
+def cache_path(vendor: str, hosts: Sequence[int], host_count: int) -> Path:
+    """Where the table for such ranks on such a machine is kept. Arguments as of `find_tuning`."""
     import hashlib
     from pathlib import Path
 
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     machine = hashlib.blake2b(_processor().encode(), digest_size=4).hexdigest()
-    name = f"{vendor.lower().replace(' ', '-')}-{topology(hosts)}-{machine}.json"
+    where = topology(hosts)
+    if host_count < len(set(hosts)):  # ranks of a host exchange messages
+        where += f"-on-{host_count}"
+    name = f"{vendor.lower().replace(' ', '-')}-{where}-{machine}.json"
     return Path(root, "ringdl", name)
 
 

@@ -113,11 +113,12 @@ def test_where_a_table_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tuning = table(ring=(1.0, 1.0), doubling=(1.0, 1.0))
     assert find_tuning(None, "Open MPI", FOUR_HOSTS) == default_tuning(4)
-    path = _tuning.cache_path("Open MPI", FOUR_HOSTS)
+    path = _tuning.cache_path("Open MPI", FOUR_HOSTS, 4)
     path.parent.mkdir()
     path.write_text(tuning.to_json())
     assert find_tuning(None, "Open MPI", FOUR_HOSTS) == tuning
     assert find_tuning(None, "Open MPI", TWO_HOSTS) == default_tuning(2)
+    assert find_tuning(None, "Open MPI", FOUR_HOSTS, 1) == default_tuning(1), "no shared memory"
     assert find_tuning(None, "MPICH", FOUR_HOSTS) == default_tuning(4)
     assert find_tuning("default", "Open MPI", FOUR_HOSTS) == default_tuning(4)
     assert find_tuning(tuning.to_json(), "MPICH", ONE_HOST) == tuning
