@@ -61,6 +61,9 @@ def lack() -> str | None:
         return "Slurm's hosts need root: namespaces are made by root alone"
     if any(shutil.which(name) is None for name in ("slurmctld", "slurmd", "srun", "sbatch")):
         return f"Slurm is not installed: apt-get install --no-install-recommends {PACKAGES}"
+    has_pmix = any(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))  # which srun loads by this name
+    if not (has_pmix and Path(PMI2).exists()):
+        return f"Slurm has no PMIx or PMI2: apt-get install --no-install-recommends {PACKAGES}"
     tried = subprocess.run(
         ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "hostname", HOSTS[0]],
         capture_output=True,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 import ringdl
 from ringdl._buckets import agree
 from ringdl._engine import DType
@@ -16,9 +18,11 @@ from ringdl._joining import leaves
 from ringdl._training import replicas
 from ringdl._training.gradients import agreeing
 from ringdl._training.in_numpy import ArrayReplica
-from ringdl.policies._mean import Mean, average
+from ringdl.policies._mean import Mean
 from ringdl.policies._policy import Array, Policy
 from ringdl.policies._policy import Model as ModelOfPolicies
+
+_PRESENT = "ringdl.present"
 
 _followed: weakref.WeakValueDictionary[int, Following] = weakref.WeakValueDictionary()
 """By the policy's id, which is not reused: it is kept alive."""
@@ -225,10 +229,29 @@ class Following:
         return max(range(its.size), key=lambda rank: (steps[rank], rank))
 
     def _average(self, model: ModelOfPolicies) -> None:
-        its = {name: each for name, each in model.gradients.items() if each is not None}
+        """Those that all ranks have; what no rank has stays missing."""
+        names, gradients = [*model.parameters], model.gradients
         if self._mean is None:
-            self._mean = Mean(its, model)
-        average(self._mean, its, model.step)
+            flags = {_PRESENT: np.zeros(len(names), np.float32)}
+            self._mean = Mean({**model.parameters, **flags}, model)
+        has = [gradients.get(name) is not None for name in names]
+        zero = np.zeros(())
+        arrays = {
+            name: zero if each is None else each
+            for name, each in ((name, gradients.get(name)) for name in names)
+        }
+        self._mean.begin({**arrays, _PRESENT: np.array(has, np.float32)}, model.step)
+        means = self._mean.end()
+        for name, share in zip(names, means[_PRESENT], strict=True):
+            if 0 < share < 1 - 0.5 / model.communicator.size:
+                raise ringdl.MismatchError(
+                    f"some ranks have a gradient of {name!r}, and others do not, which this "
+                    "framework cannot be given; have all ranks compute the same ones (a loss times "
+                    "zero has gradients)"
+                )
+        for name, each in gradients.items():
+            if each is not None:
+                each[...] = means[name]
 
     def _call(self, method: Callable[[ModelOfPolicies], None]) -> None:
         if self._model.communicator.size > 1:

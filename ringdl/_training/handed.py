@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import ringdl
 from ringdl._training.following import Following, Model
@@ -24,14 +25,29 @@ class Handed:
         self._how_to_mend = how_to_mend
         self._model = _Model(communicator)
         self._following: Following | None = None
+        self._of: Any = None
+        """What the parameters are called, and their shapes."""
+        self._number: int | None = None
+        self._epoch = communicator.epoch
 
-    def carry_out(self, when: str, arrays: Mapping[str, Mapping[str, Array]]) -> None:
+    def carry_out(
+        self, when: str, arrays: Mapping[str, Mapping[str, Array]], number: int | None = None
+    ) -> None:
         """Call the policy, which changes arrays in place. Collective, as the policy is.
 
         Args:
             when: "before" a step, or "after" it.
             arrays: "gradients" (before), "parameters" and "state", each by name.
+            number: which network they are of, where names do not tell (before).
+
+        Raises:
+            UsageError: they are of another network than before.
         """
+        if self._epoch != self.communicator.epoch:
+            self._epoch, self._number = self.communicator.epoch, None
+        if number is not None and self._number not in (None, number):
+            raise _another_network()
+        self._number = self._number if number is None else number
         self._model.now = arrays
         try:
             if when == "before":
@@ -43,16 +59,35 @@ class Handed:
 
     def synchronize(self, parameters: Mapping[str, Array]) -> None:
         """See `ringdl.policies.synchronize`; the arrays are changed in place."""
-        self._model.now = {"parameters": parameters}
+        self._model.now = {"parameters": parameters, "state": {}}
         try:
             self._driven().synchronize()
         finally:
             self._model.now = {}
 
+    def start_over(self) -> None:
+        """See `ringdl.policies.start_over`."""
+        self._number = None
+        if self._following is not None:
+            self._following.start_over()
+
     def _driven(self) -> Following:
+        if self.communicator.size > 1:  # else nothing is handed over
+            its = {name: array.shape for name, array in self._model.now["parameters"].items()}
+            if self._following is None:
+                self._of = its
+            elif self._of != its:
+                raise _another_network()
         if self._following is None:
             self._following = Following(self.policy, self._model, self._how_to_mend, averages=True)
         return self._following
+
+
+def _another_network() -> ringdl.UsageError:
+    return ringdl.UsageError(
+        "an optimizer with a policy steps one network, and these parameters are not those of its "
+        "first step; make an optimizer, and a policy, for each"
+    )
 
 
 class _Model(Model):

@@ -239,6 +239,9 @@ class _NotYet:
         optimizer._wrap(*_listed(parameters))
         optimizer._ringdl_following.synchronize()
 
+    def start_over(self) -> None:
+        """Nothing: it has not begun."""
+
 
 class _Model(Model, Generic[A]):
     """What policies see: arrays that change in place, or copies of those on a device."""

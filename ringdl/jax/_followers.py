@@ -23,6 +23,8 @@ from ringdl.jax._ranks import ORDER, Ranks
 from ringdl.policies import Policy
 from ringdl.policies._policy import Array
 
+_NUMBER = "number"
+
 
 class Follower:
     """A policy for one optimizer, whose arrays are JAX's.
@@ -39,10 +41,18 @@ class Follower:
         self._numbers: dict[Any, int] = {}
         """Of its calls, by what they pass."""
 
-    def before(self, gradients: Any, parameters: Any, state: Any) -> Any:
-        """The gradients that a step is to use. Collective, as the policy is."""
+    def before(self, gradients: Any, parameters: Any, state: Any, number: Any) -> Any:
+        """The gradients that a step is to use. Collective, as the policy is.
+
+        Args:
+            gradients: of the step.
+            parameters: before it.
+            state: the optimizer's.
+            number: which network they are of.
+        """
         named, structure = flat(gradients)
         parts = {"gradients": named, "parameters": flat(parameters)[0], "state": _floats(state)}
+        parts[_NUMBER] = [(_NUMBER, number)]
         return jax.tree.unflatten(structure, self._call("before", parts, len(named)))
 
     def after(self, parameters: Any, state: Any) -> tuple[Any, Any]:
@@ -87,6 +97,11 @@ class Follower:
         self.handed.synchronize(copies)
         return jax.tree.unflatten(structure, [jnp.asarray(copies[name]) for name, _ in named])
 
+    def start_over(self) -> None:
+        """See `ringdl.policies.start_over`."""
+        jax.effects_barrier()
+        self.handed.start_over()
+
     def _call(self, when: str, parts: Mapping[str, Leaves], count: int | None) -> list[Any]:
         operands = [jnp.asarray(leaf) for named in parts.values() for _, leaf in named]
         specs = {
@@ -125,7 +140,8 @@ def _carry_out(number: int, memory: list[Array]) -> str:
         what: {name: next(each).view(dtype).reshape(shape) for name, shape, dtype in its}
         for what, its in call.specs.items()
     }
-    return error_of(lambda: handed.carry_out(call.when, arrays))
+    of = int(arrays.pop(_NUMBER)[_NUMBER]) if _NUMBER in arrays else None
+    return error_of(lambda: handed.carry_out(call.when, arrays, of))
 
 
 def _is_float(leaf: Any) -> bool:

@@ -10,9 +10,11 @@ update(gradients, state, params)
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import ringdl
@@ -26,6 +28,8 @@ class State(NamedTuple):
 
     inner: Any
     """What the optimizer itself has."""
+    number: Any
+    """Which call of ``init`` it is from: by it a second network is told from the first."""
 
 
 class Optimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]
@@ -43,10 +47,11 @@ def follow(optimizer: Any, policy: Policy, ranks: Ranks) -> Optimizer:
         ranks: those.
     """
     follower = Follower(policy, ranks)
+    numbers = itertools.count()
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> State:
-        return State(inner.init(params))
+        return State(inner.init(params), jnp.asarray(next(numbers), jnp.int32))
 
     def update(updates: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
         if params is None:
@@ -58,13 +63,13 @@ def follow(optimizer: Any, policy: Policy, ranks: Ranks) -> Optimizer:
         if ranks.communicator.size == 1:
             follower.note_step()
             updates, own = inner.update(updates, state.inner, params, **extra)
-            return updates, State(own)
+            return updates, State(own, state.number)
 
-        updates = follower.before(updates, params, state.inner)
+        updates = follower.before(updates, params, state.inner, state.number)
         updates, own = inner.update(updates, state.inner, params, **extra)
         after, own = follower.after(optax.apply_updates(params, updates), own)
         updates = jax.tree.map(lambda new, old: (new - old).astype(old.dtype), after, params)
-        return updates, State(own)
+        return updates, State(own, state.number)
 
     made = Optimizer(init, update)
     made._ringdl_following = follower

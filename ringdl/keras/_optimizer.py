@@ -21,7 +21,11 @@ from ringdl._training.process_sets import (
 )
 from ringdl.keras._averaging import Averaging, Options, make_averaging
 from ringdl.keras._policies import Followed
-from ringdl.policies import Policy
+from ringdl.policies import ParameterServer, Policy
+from ringdl.policies._server import check_options
+
+_BY_OPTIMIZER = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
+"""What an optimizer does to gradients and parameters by itself."""
 
 _METHODS = ("apply", "apply_gradients", "stateless_apply", "register_local_var")
 """Those that a wrapped optimizer has of its own."""
@@ -290,7 +294,16 @@ class _Synchronized:
         optimizer = self._optimizer()
         assert optimizer is not None  # it is the caller's
         inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if not inner.built:
+            raise ringdl.UsageError(
+                "the optimizer knows no variables before its first step; call "
+                "optimizer.build(model.trainable_variables) before synchronize()"
+            )
         self._followed.synchronize(inner._trainable_variables)
+
+    def start_over(self) -> None:
+        """What `ringdl.policies.start_over` calls."""
+        self._followed.start_over()
 
 
 def _refuse_with(policy: Policy, optimizer: Any, is_legacy: bool) -> None:
@@ -301,6 +314,14 @@ def _refuse_with(policy: Policy, optimizer: Any, is_legacy: bool) -> None:
         raise ringdl.UsageError(
             "on JAX policies do not go with a LossScaleOptimizer; train in float32 or bfloat16"
         )
+    if isinstance(policy, ParameterServer) and policy.rule != "sgd":
+        if inner is not optimizer:
+            raise ringdl.UsageError(
+                f"with rule={policy.rule!r} a LossScaleOptimizer's gradients would be pushed "
+                "before they are divided by its scale; train in float32 or bfloat16, or take "
+                "rule='sgd'"
+            )
+        check_options(policy.rule, {name: getattr(inner, name, None) for name in _BY_OPTIMIZER})
     if getattr(inner, "gradient_accumulation_steps", None):
         raise ringdl.UsageError(
             f"{policy!r} counts calls of apply(), and this optimizer steps in some of them only; "

@@ -28,6 +28,8 @@ class Followed:
     def __init__(self, policy: Policy, communicator: ringdl.Communicator) -> None:
         self._policy, self._communicator = policy, communicator
         self._carry_out = _CARRIERS[keras.backend.backend()](policy, communicator)
+        self._variables: list[Any] = []
+        """Those of the first step."""
 
     def apply(
         self,
@@ -44,6 +46,14 @@ class Followed:
                 self._carry_out("before", {}, nothing)
                 self._carry_out("after", {}, nothing)
             return
+        if not self._variables:
+            self._variables = [*variables]
+        if [*map(id, variables)] != [*map(id, self._variables)]:
+            raise ringdl.UsageError(
+                "these variables are not those of the first step; with a policy pass the same ones "
+                "in each step, None for a gradient that there is not, and wrap an optimizer for "
+                "each network"
+            )
         parameters = _named(variables)
         given = {
             name: _dense(gradient, variable)
@@ -69,6 +79,10 @@ class Followed:
         self._carry_out.handed.synchronize(arrays)
         for name, variable in parameters.items():
             variable.assign(arrays[name])
+
+    def start_over(self) -> None:
+        """See `ringdl.policies.start_over`."""
+        self._carry_out.handed.start_over()
 
 
 class _OnTorch:

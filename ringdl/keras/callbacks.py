@@ -85,6 +85,12 @@ class BroadcastGlobalVariablesCallback(_Callback):
             self._broadcast(model)
         else:
             for optimizer in _wrapped_optimizers(model):
+                if optimizer._ringdl_wrapped.followed is not None:
+                    raise ringdl.UsageError(
+                        "with a policy ranks have to begin alike, and this model is built by its "
+                        "first step; give it a keras.layers.Input, or call model.build(shape) "
+                        "before fit()"
+                    )
                 optimizer._ringdl_wrapped.expects_broadcast = True
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:

@@ -28,8 +28,27 @@ __all__ = [
     "ParameterServer",
     "Policy",
     "PostLocalSGD",
+    "start_over",
     "synchronize",
 ]
+
+
+def start_over(optimizer: Any) -> None:
+    """Begin anew with the parameters as they are, in the next step. Collective.
+
+    For parameters that were loaded or changed in mid-training, on all ranks alike: what a policy
+    keeps beside them (shards, a center, the start of a round) is of those before. The next step
+    finds replicas that differ, as the first one does.
+
+    Args:
+        optimizer: a wrapped one. With `AllReduce` nothing is to be done.
+
+    Raises:
+        UsageError: see `synchronize`.
+    """
+    following = _following_of(optimizer)
+    if following is not None:
+        following.start_over()
 
 
 def synchronize(optimizer: Any, parameters: Any = None) -> Any:
@@ -47,14 +66,19 @@ def synchronize(optimizer: Any, parameters: Any = None) -> Any:
         UsageError: the optimizer is not wrapped: pass what `DistributedOptimizer` has returned, not
             a chain of optax that it is in.
     """
+    is_wrapped = hasattr(optimizer, "_ringdl_following")
+    if parameters is not None and not is_wrapped and not _joining.let_ranks_differ():
+        return parameters  # averaged gradients, in a chain of optax
+    following = _following_of(optimizer)
+    if following is None:
+        return parameters
+    return following.synchronize() if parameters is None else following.synchronize(parameters)
+
+
+def _following_of(optimizer: Any) -> Any:
     if not hasattr(optimizer, "_ringdl_following"):
-        if parameters is not None and not _joining.let_ranks_differ():
-            return parameters  # averaged gradients, in a chain of optax
         raise UsageError(
             f"this {type(optimizer).__name__} is not wrapped; pass what DistributedOptimizer "
             "returned"
         )
-    following = optimizer._ringdl_following
-    if following is None:
-        return parameters
-    return following.synchronize() if parameters is None else following.synchronize(parameters)
+    return optimizer._ringdl_following

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from ringdl._engine import UpdateRule
@@ -11,6 +13,20 @@ from ringdl.policies._policy import Array, Model, Policy
 from ringdl.policies._shards import Shards, wait_for_trainers
 
 Rule: TypeAlias = Literal["sgd", "adagrad", "adam"]
+
+
+def check_options(rule: str, options: Mapping[str, object]) -> None:
+    """Refuse options of an optimizer whose steps a rule takes the place of.
+
+    Raises:
+        UsageError: one of them is set.
+    """
+    for name, value in options.items():
+        if value:
+            raise UsageError(
+                f"with rule={rule!r} gradients are pushed, and what the optimizer does by "
+                f"{name}={value!r} is not done; leave it out, or take rule='sgd'"
+            )
 
 
 class ParameterServer(Policy):
@@ -34,8 +50,9 @@ class ParameterServer(Policy):
         push_every: so many steps are pushed together.
         fetch_every: so many steps are made between two fetches.
         rule: "sgd": what a rank's optimizer has changed is added to the parameters. "adagrad" and
-            "adam": gradients are pushed, and change the parameters by this rule, whose state is
-            kept with the shards.
+            "adam": gradients are pushed, and change the parameters by this rule (of Adam with the
+            usual betas), whose state is kept with the shards. Of the wrapped optimizer they take
+            the learning rate alone. A gradient that is missing counts as zero.
         staleness: see above. None: there is no bound.
         lr: the learning rate of "adagrad" and "adam"; by default that of the wrapped optimizer.
 
@@ -78,6 +95,7 @@ class ParameterServer(Policy):
         servers = None if self.servers == "all" else self.servers
         self._shards = Shards(model, UpdateRule[self.rule], servers)
         self._pushes = self._steps = 0
+        self._has_gradients = False
         self._pending: dict[str, Array] = {}
         """Gradients to be pushed; by "sgd" the parameters, less what is to be pushed."""
 
@@ -85,6 +103,7 @@ class ParameterServer(Policy):
         """See `Policy.start_over`."""
         self._shards.fill(model)
         self._pushes = self._steps = 0
+        self._has_gradients = False
         for name, array in model.parameters.items():
             self._pending[name] = array.copy()
             if self.rule != "sgd":
@@ -94,9 +113,19 @@ class ParameterServer(Policy):
         """See `Policy.before_step`."""
         if self.rule == "sgd":
             return
+        import numpy as np
+
         for name, gradient in model.gradients.items():
-            if gradient is not None:
-                self._pending[name] += gradient
+            if gradient is None:
+                continue
+            if not math.isfinite(gradient.sum(dtype=np.float64)):
+                raise UsageError(
+                    f"the gradient of {name!r} is not finite, and pushed it would make the "
+                    "parameters of all ranks so; leave such steps out, or take rule='sgd' and an "
+                    "optimizer that does"
+                )
+            self._pending[name] += gradient
+            self._has_gradients = True
 
     def after_step(self, model: Model) -> None:
         """See `Policy.after_step`."""
@@ -140,7 +169,8 @@ class ParameterServer(Policy):
             finally:
                 for name, before in self._pending.items():
                     before[...] = parameters[name]
-        else:
+        elif self._has_gradients:
+            self._has_gradients = False
             rate = model.learning_rate if self.lr is None else self.lr
             try:
                 self._shards.push(self._pending, rate)

@@ -161,7 +161,6 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
     )
     optimizer._ringdl_gradients = gradients  # type: ignore[attr-defined]
     optimizer._ringdl_backward = Hooks(gradients, store)  # type: ignore[attr-defined]
-    optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]  # type: ignore[attr-defined]
     optimizer._ringdl_following = following  # type: ignore[attr-defined]
     wrap(optimizer, Distributed, named, _before_step, _after_step)
     return optimizer
@@ -172,7 +171,6 @@ class Distributed(Wrapped):
 
     _ringdl_gradients: Gradients[torch.Tensor]
     _ringdl_backward: Hooks
-    _ringdl_frozen: NamedParameters
     _ringdl_following: Following | None
     _ringdl_skips = False
     _ringdl_is_synchronized = False
@@ -276,13 +274,7 @@ def _before_step(
     averages = optimizer._ringdl_averages and not optimizer._ringdl_skips
     if averages and (gradients.is_pending or closure is None):
         gradients.synchronize()
-    for name, parameter in optimizer._ringdl_frozen:
-        if parameter.grad is not None:
-            raise ringdl.UsageError(
-                f"the parameter {name!r} has a gradient, but did not require one when the "
-                "optimizer was wrapped, so it is not averaged; on all ranks, wrap the optimizer "
-                "again after parameters were unfrozen"
-            )
+    optimizer._ringdl_refuse_unfrozen("averaged")
     if optimizer._ringdl_following is None:
         gradients.check_replicas(replicas_of(optimizer._ringdl_named_parameters), HOW_TO_MEND)
     else:

@@ -12,8 +12,9 @@ import ringdl
 from ringdl._training import agreeing
 from ringdl._training.following import Following as _Following
 from ringdl._training.following import Model
-from ringdl.policies import Policy
+from ringdl.policies import ParameterServer, Policy
 from ringdl.policies._policy import Array
+from ringdl.policies._server import check_options
 from ringdl.torch._compiled import uncompiled
 from ringdl.torch._state import HOW_TO_MEND
 from ringdl.torch._wrapped import Unaveraged, wrap
@@ -62,6 +63,15 @@ class OptimizerModel(Model):
                 "step(closure) computes gradients inside of the step, and the policy needs them "
                 "before; call backward(), and step() without a closure"
             )
+        owner = self._owner()
+        if getattr(owner, "grad_scale", None) is not None:
+            raise ringdl.UsageError(
+                "the GradScaler leaves it to this fused optimizer to divide gradients by its "
+                "scale, and the policy needs them before; call scaler.unscale_(optimizer) before "
+                "scaler.step(optimizer)"
+            )
+        if bool(getattr(owner, "found_inf", None)):  # the optimizer leaves the step out
+            return dict.fromkeys((name for name, _ in self._named), None)
         for name, parameter in self._named:
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 raise ringdl.UsageError(
@@ -149,6 +159,11 @@ def follow(
         MismatchError: on every rank, if policies or parameters differ.
     """
     with agreeing(communicator):
+        if isinstance(policy, ParameterServer) and policy.rule != "sgd":
+            for group in optimizer.param_groups:
+                check_options(
+                    policy.rule, {name: group.get(name) for name in ("maximize", "weight_decay")}
+                )
         model = OptimizerModel(optimizer, named, communicator)
     return _Following(policy, model, HOW_TO_MEND, check_replicas), model
 
@@ -170,6 +185,7 @@ def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     assert isinstance(optimizer, Following)
+    optimizer._ringdl_refuse_unfrozen("exchanged")
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     optimizer._ringdl_model.has_closure = closure is not None
     optimizer._ringdl_following.before_step()

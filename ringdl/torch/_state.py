@@ -49,12 +49,7 @@ def broadcast_parameters(
             (`ringdl.torch.parallel`); no tensor has changed then.
     """
     communicator = communicator_of(process_set)
-    ranks = {*communicator._numbers()}
-    parts = {
-        parameter.untyped_storage()._cdata
-        for parameter, cut in cut_over.items()
-        if len(ranks & {*cut._numbers()}) > 1
-    }
+    parts = parts_over(communicator)
     with communicator._telling(Kind.broadcast, None):
         root_rank = root_in(process_set, root_rank)
         pairs = _pairs_of(params)
@@ -93,6 +88,16 @@ def broadcast_parameters(
         watch(named.values())
 
 
+def parts_over(communicator: ringdl.Communicator) -> set[int]:
+    """The storages of parameters of which these ranks have different parts."""
+    ranks = {*communicator._numbers()}
+    return {
+        parameter.untyped_storage()._cdata
+        for parameter, cut in cut_over.items()
+        if len(ranks & {*cut._numbers()}) > 1
+    }
+
+
 def _pairs_of(params: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(params, torch.nn.Module):
         raise ringdl.UsageError("broadcast_parameters takes tensors: pass model.state_dict()")
@@ -128,7 +133,8 @@ def broadcast_optimizer_state(
         process_set: as in `broadcast_parameters`.
 
     Raises:
-        UsageError: this is no optimizer; the other ranks get a MismatchError.
+        UsageError: this is no optimizer, or ranks have different parts of its parameters
+            (`ringdl.torch.parallel`); the other ranks get a MismatchError.
     """
     del model
     communicator = communicator_of(process_set)
@@ -138,6 +144,13 @@ def broadcast_optimizer_state(
             raise ringdl.UsageError(
                 "broadcast_optimizer_state takes a torch.optim.Optimizer, not a "
                 f"{type(optimizer).__name__}"
+            )
+        cut = parts_over(communicator)
+        its = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if cut and any(parameter.untyped_storage()._cdata in cut for parameter in its):
+            raise ringdl.UsageError(
+                "ranks have different parts of this optimizer's parameters, and so of its state; "
+                "broadcast among those that have the same ones, as process_set=grid.data"
             )
     is_root = communicator.rank == root_rank
     sent: list[torch.Tensor] = []

@@ -25,6 +25,7 @@ class Wrapped(torch.optim.Optimizer):
     """
 
     _ringdl_named_parameters: list[tuple[str, torch.Tensor]]
+    _ringdl_frozen: list[tuple[str, torch.Tensor]]
     _ringdl_hooks: list[torch.utils.hooks.RemovableHandle]
     _ringdl_following: Any = None
 
@@ -43,6 +44,16 @@ class Wrapped(torch.optim.Optimizer):
 
     def _ringdl_unwrap(self) -> None:
         """The optimizer is about to be bare again."""
+
+    def _ringdl_refuse_unfrozen(self, what: str) -> None:
+        """Refuse a gradient of a parameter that was frozen when the optimizer was wrapped."""
+        for name, parameter in self._ringdl_frozen:
+            if parameter.grad is not None:
+                raise ringdl.UsageError(
+                    f"the parameter {name!r} has a gradient, but did not require one when the "
+                    f"optimizer was wrapped, so it is not {what}; on all ranks, wrap the optimizer "
+                    "again after parameters were unfrozen"
+                )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy or a pickle is a bare optimizer."""
@@ -102,6 +113,7 @@ def wrap(
     optimizer.__class__ = type(type(optimizer).__name__, (kind, type(optimizer)), {})
     assert isinstance(optimizer, Wrapped)
     optimizer._ringdl_named_parameters = named
+    optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]
     optimizer._ringdl_hooks = []
     if before_step is not None:
         hook = _in_outermost_step(before_step)

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+import ringdl
 from ringdl.elastic import ArrayState, ElasticSampler, ObjectState, State, run
+from ringdl.torch._state import parts_over
 
 __all__ = ["ArrayState", "ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
@@ -19,6 +21,9 @@ class TorchState(State):
         optimizer: wrapped or not; its gradients are zeroed when it is restored.
         values: further ones, as ``epoch=0, batch=0``.
 
+    Raises:
+        UsageError: ranks have different parts of the model (`ringdl.torch.parallel`).
+
     Example:
         >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0, sampler=sampler)
     """
@@ -29,6 +34,19 @@ class TorchState(State):
         optimizer: torch.optim.Optimizer | None = None,
         **values: Any,
     ) -> None:
+        if model is not None and ringdl.is_initialized():
+            _refuse_parts(model)
         named: dict[str, Any] = {"model": model, "optimizer": optimizer}
         given = {name: value for name, value in named.items() if value is not None}
         super().__init__(**given, **values)
+
+
+def _refuse_parts(model: torch.nn.Module) -> None:
+    parts = parts_over(ringdl.get_communicator())
+    for name, parameter in model.named_parameters() if parts else ():
+        if parameter.untyped_storage()._cdata in parts:
+            raise ringdl.UsageError(
+                f"ranks have different parts of {name!r}, and a TorchState gives all ranks the "
+                "same values; save ringdl.torch.parallel.state_dict(model) now and then, and start "
+                "the job again from it (ringdl run --restarts)"
+            )

@@ -178,6 +178,33 @@ def check_nothing_grows(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_two_networks(comm: Communicator) -> None:
+    """One optimizer for both would exchange the one for the other, as optax keeps nothing."""
+    for other in ({"w": jnp.full(3, 100.0)}, {"w": jnp.ones(4)}):
+        optimizer = rj.DistributedOptimizer(optax.sgd(0.1), policy=DiLoCo(2))
+        its = {"w": jnp.ones(3)}
+        optimizer.update(its, optimizer.init(its), its)
+        with expect(Exception, "steps one network, and these parameters are not those of its"):
+            jax.block_until_ready(optimizer.update(other, optimizer.init(other), other))
+    policies.start_over(optimizer)
+    optimizer.update(its, optimizer.init(its), its)
+
+
+@needs(ranks=2)
+def check_synchronizing_first(comm: Communicator) -> None:
+    """As loops do that evaluate before they train."""
+    for policy in equal_policies(comm.size):
+        optimizer = rj.DistributedOptimizer(optax.sgd(0.1, momentum=0.9), policy=policy)
+        its = policies.synchronize(optimizer, {"w": jnp.ones(3)})
+        state = optimizer.init(its)
+        for _ in range(3):
+            updates, state = optimizer.update({"w": its["w"] - comm.rank}, state, its)
+            its = optax.apply_updates(its, updates)
+        its = policies.synchronize(optimizer, its)
+        assert_same_bits(comm, np.asarray(its["w"]))
+
+
+@needs(ranks=2)
 def check_wrong_use(comm: Communicator) -> None:
     its = {"w": jnp.ones(3)}
 

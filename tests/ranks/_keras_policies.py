@@ -102,6 +102,36 @@ def check_rounds_of_one_rank(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_missing_gradients(comm: Communicator) -> None:
+    """Averaged from when all ranks have them; refused on all, if some have them."""
+    a, b = keras.Variable([1.0]), keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), policy=policies.PostLocalSGD(1000, 1)
+    )
+    its = keras.ops.full((1,), float(comm.rank), dtype=a.dtype)
+    for given in ((its, None), (its, its), (None, its)):
+        optimizer.apply([*given], [a, b])
+    for each in (a, b):
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(each), 2 - comm.size, rtol=1e-6)
+    with expect(Exception, "some ranks have a gradient of 'variable 1'"):
+        optimizer.apply([its, its if comm.rank == 0 else None], [a, b])
+
+
+@needs(ranks=2)
+def check_one_network(comm: Communicator) -> None:
+    a, b = keras.Variable([1.0]), keras.Variable([100.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), policy=policies.DiLoCo(2))
+    optimizer.apply([keras.ops.ones(1)], [a])
+    with expect(ringdl.UsageError, "these variables are not those of the first step"):
+        optimizer.apply([keras.ops.ones(1)], [b])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), policy=policies.DiLoCo(2))
+    with expect(ringdl.UsageError, "optimizer.build(model.trainable_variables)"):
+        policies.synchronize(optimizer)
+    optimizer.build([a])
+    policies.synchronize(optimizer)
+
+
+@needs(ranks=2)
 def check_wrong_policies(comm: Communicator) -> None:
     for policy, options, text in (
         ("gossip", {}, "pass one of ringdl.policies"),
@@ -111,6 +141,19 @@ def check_wrong_policies(comm: Communicator) -> None:
     ):
         with expect(ringdl.UsageError, text):
             hvd.DistributedOptimizer(keras.optimizers.SGD(), policy=policy, **options)  # type: ignore[arg-type]
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    for other, text in (
+        (scaled, "LossScaleOptimizer"),
+        (keras.optimizers.SGD(clipnorm=1.0), "clipnorm=1.0 is not done"),
+    ):
+        with expect(ringdl.UsageError, text):
+            hvd.DistributedOptimizer(other, policy=policies.ParameterServer(rule="adam", lr=0.1))
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(), policy=policies.Gossip()))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(unbuilt)
+    with expect(ringdl.UsageError, "give it a keras.layers.Input"):
+        callback.on_train_begin()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(), policy=policies.Gossip())
     with expect(ringdl.UsageError, "none can be local"):
         optimizer.register_local_var(keras.Variable([1.0]))

@@ -12,7 +12,7 @@ import ringdl.numpy as rn
 from ringdl import Communicator, policies
 from ringdl.policies import EASGD, AsyncGossip, ParameterServer
 from tests.ranks.numpy_optimizers import Arrays, batches, gradients, parameters
-from tests.ranks.policies import part_of
+from tests.ranks.policies import all_policies, part_of
 from tests.ranks.support import assert_same_bits, expect, needs
 
 
@@ -169,6 +169,23 @@ def check_training(comm: Communicator) -> None:
         assert_same_bits(comm, *its.values())
         far = max(float(abs(its[key] - whole[key]).max()) for key in its)
         assert far < 0.8 * scale, f"{policy!r}: {far} of {scale}"
+
+
+@needs(ranks=2)
+def check_parameters_that_are_loaded(comm: Communicator) -> None:
+    """In mid-training, on all ranks alike: what policies keep beside them is begun anew."""
+    for policy in all_policies(comm.size):
+        its = {"w": np.full(3, 10.0)}
+        optimizer = rn.DistributedOptimizer(rn.SGD(0.1), policy=policy)
+        for _ in range(3):
+            optimizer.step(its, {"w": np.full(3, 1.0 + comm.rank)})
+        policies.synchronize(optimizer)
+        its["w"][...] = 0
+        policies.start_over(optimizer)
+        for _ in range(4):
+            optimizer.step(its, {"w": np.zeros(3)})
+        policies.synchronize(optimizer)
+        assert (its["w"] == 0).all(), f"{policy!r}: {its}"
 
 
 @needs(ranks=2)
@@ -385,6 +402,14 @@ def check_wrong_use(comm: Communicator) -> None:
         step(EASGD(1), np.float16)
     with expect(ringdl.UsageError, "the learning rate is not known here; pass the policy its lr"):
         step(ParameterServer(rule="adam"), inner=Odd())
+    for rule in ("adagrad", "adam"):
+        its = [np.ones(3)]
+        optimizer = rn.DistributedOptimizer(rn.SGD(0.1), policy=ParameterServer(rule=rule))
+        optimizer.step(its, [np.ones(3)])
+        with expect(ringdl.UsageError, "the gradient of", "is not finite"):
+            optimizer.step(its, [np.array([0.0, np.inf, -np.inf])])
+        policies.synchronize(optimizer)
+        assert np.isfinite(its[0]).all()
 
 
 @needs(ranks=2, seconds=True)

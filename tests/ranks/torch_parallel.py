@@ -67,6 +67,9 @@ def check_alltoall_of_less_than_ranks() -> None:
     torch.testing.assert_close(y, whole.narrow(2, its.rank, 1), **EXACT)
     y.backward(y.detach() * 3)
     torch.testing.assert_close(x.grad, 3 * x.detach(), **EXACT)
+    nothing = parallel.alltoall(x[:, :0], its, cut=2, joined=0)  # an empty batch
+    assert nothing.shape == (1, 0, 1)
+    nothing.sum().backward()
 
 
 @needs(ranks=2)
@@ -217,6 +220,27 @@ def check_clipping() -> None:
             torch.testing.assert_close(parameter.grad, own, **EXACT, msg=name)
         for name, tensor in parallel.state_dict(cut).items():
             assert (tensor == uncut.state_dict()[name]).all(), name
+
+
+def check_clipping_of_complex_gradients() -> None:
+    module = parallel.ParallelMLP(4, 2 * all_ranks().size, communicator=all_ranks()).to(
+        torch.complex64
+    )
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, 3 + 4j)
+    count = sum(each.numel() for each in parallel.state_dict(module).values())
+    norm = parallel.clip_grad_norm_(module, 1.0)
+    torch.testing.assert_close(float(norm), 5 * count**0.5)
+
+
+@needs(ranks=2)
+def check_parametrized_parts() -> None:
+    """Nobody knows how what has taken a cut parameter's place is cut."""
+    layer = parallel.ColumnParallelLinear(4, 4, communicator=all_ranks())
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    for call in (parallel.state_dict, lambda its: parallel.clip_grad_norm_(its, 1.0)):
+        with expect(ringdl.UsageError, "'0.weight' is cut over ranks, and is not a parameter"):
+            call(torch.nn.Sequential(layer))
 
 
 def check_ranks_without_rows() -> None:
@@ -405,6 +429,12 @@ def check_parts_are_not_broadcast() -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     hvd.broadcast_parameters(model.state_dict(), 0, alone())
+    optimizer = torch.optim.Adam(model.parameters())
+    with expect(ringdl.UsageError, "different parts of this optimizer's parameters"):
+        hvd.broadcast_optimizer_state(optimizer)
+    hvd.broadcast_optimizer_state(optimizer, 0, process_set=alone())
+    with expect(ringdl.UsageError, "different parts of '0.up.weight', and a TorchState"):
+        hvd.elastic.TorchState(model, optimizer)
     hvd.broadcast_parameters(torch.nn.Linear(2, 2).state_dict(), root_rank=0)
 
 

@@ -163,6 +163,22 @@ def check_kinds_of_parameters(comm: Communicator) -> None:
         assert its[3].tolist() == [1, 1]
 
 
+@needs(ranks=2)
+def check_unfrozen_later(comm: Communicator) -> None:
+    """Else it would be trained on each rank by itself."""
+    for policy in (ParameterAveraging(1), PostLocalSGD(1, 1), ParameterServer()):
+        its = {"one": torch.nn.Parameter(torch.ones(2)), "two": torch.nn.Parameter(torch.ones(2))}
+        its["one"].requires_grad_(False)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(its.values(), 0.1), its.items(), policy=policy
+        )
+        its["two"].grad = torch.ones(2)
+        optimizer.step()
+        its["one"].requires_grad_(True).grad = torch.full((2,), float(comm.rank))
+        with expect(ringdl.UsageError, "'one' has a gradient, but did not", "wrap the optimizer"):
+            optimizer.step()
+
+
 def check_wrapping_again(comm: Communicator) -> None:
     """Another policy for the same optimizer, copies, and pickles of it."""
     policy = Gossip()
@@ -293,3 +309,34 @@ def check_wrong_use(comm: Communicator) -> None:
         optimizer.step(lambda: torch.ones(1))
     with expect(ringdl.UsageError, "add them before wrapping"):
         optimizer.add_param_group({"params": []})
+    its = [torch.nn.Parameter(torch.ones(2))]
+    for option in ({"maximize": True}, {"weight_decay": 0.5}):
+        with expect(ringdl.UsageError, f"{next(iter(option))}=", "is not done"):
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(its, 0.1, **option),  # type: ignore[arg-type]
+                policy=ParameterServer(rule="adagrad"),
+            )
+
+
+@needs(ranks=2)
+def check_scalers_of_fused_optimizers(comm: Communicator) -> None:
+    """They leave steps with infinite gradients out by themselves."""
+    for unscales in (False, True):
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam([weight], 0.1, fused=True), policy=ParameterServer(rule="adam")
+        )
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # type: ignore[attr-defined]
+        for factor in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(factor * weight.sum()).backward()
+            if not unscales:
+                with expect(ringdl.UsageError, "call scaler.unscale_(optimizer) before"):
+                    scaler.step(optimizer)
+                break
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    policies.synchronize(optimizer)
+    assert torch.isfinite(weight).all()
+    assert (weight < 1).all()

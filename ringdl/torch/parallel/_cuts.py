@@ -62,12 +62,22 @@ def cut_parameter(module: torch.nn.Module, name: str, cut: Cut) -> None:
 
 
 def cuts_of(module: torch.nn.Module) -> dict[str, Cut]:
-    """How parameters of a network are cut, by their names; this rank has all of the others."""
-    return {
-        f"{path}.{name}" if path else name: cut
-        for path, each in module.named_modules(remove_duplicate=False)
-        for name, cut in vars(each).get("_ringdl_cuts", {}).items()
-    }
+    """How parameters of a network are cut, by their names; this rank has all of the others.
+
+    Raises:
+        UsageError: one is there no more, as a parametrization has taken its place.
+    """
+    found: dict[str, Cut] = {}
+    for path, each in module.named_modules(remove_duplicate=False):
+        for name, cut in vars(each).get("_ringdl_cuts", {}).items():
+            whole_name = f"{path}.{name}" if path else name
+            if name not in each._parameters:
+                raise ringdl.UsageError(
+                    f"{whole_name!r} is cut over ranks, and is not a parameter of its layer any "
+                    "more; leave parametrizations of cut parameters (weight_norm, say) out"
+                )
+            found[whole_name] = cut
+    return found
 
 
 def clip_grad_norm_(
@@ -91,7 +101,7 @@ def clip_grad_norm_(
         ranks = cuts[name].communicator if name in cuts else None
         sum_before = squares.setdefault(ranks, torch.zeros((), dtype=torch.float64))
         if parameter.grad is not None:
-            square = parameter.grad.detach().double().square().sum()
+            square = parameter.grad.detach().abs().double().square().sum()  # complex ones, too
             squares[ranks] = sum_before.to(square.device) + square
     here = squares.pop(None).cpu()
     for communicator, square in squares.items():

@@ -209,9 +209,12 @@ def _swapped(
     # Rows of one length for alltoall, whatever the parts' shapes: elements.
     flat = torch.cat([each.reshape(-1) for each in parts])
     got, counts = communicator.alltoall(flat, [each.numel() for each in parts])
+    rest = own.shape[1:]
     if shape is not None and shape.numel() == 0:  # the counts do not tell how many rows there are
         return got.reshape(shape)
-    rest = own.shape[1:]
+    if rest.numel() == 0:
+        rows = int(communicator.allreduce(torch.tensor(x.shape[joined]), ringdl.Sum))
+        return got.reshape(rows, *rest).movedim(0, joined)
     blocks = [
         each.reshape(-1, *rest) for each in torch.split(got, [int(count) for count in counts])
     ]

@@ -180,6 +180,7 @@ Shapes = dict[Key, tuple[tuple[int, ...], torch.dtype, str]]
 _DTYPES = [
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.complex64, torch.complex128),
 ]
 _MOST_DIMENSIONS = 8
 _DEVICES = ["cpu", "cuda"]
