@@ -29,6 +29,8 @@ class Table:
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
+        if not columns:
+            raise UsageError("there are no arrays: pass one, or several by name")
         self._columns = columns
         counts = {name: len(column) for name, column in columns.items()}
         if len({*counts.values()}) != 1:
@@ -143,19 +145,31 @@ def _files(paths: Paths) -> list[Path]:
 
 
 def _column(paths: Paths, name: str) -> _Column:
-    import numpy as np
-
     files = _files(paths)
     if files[0].suffix == ".safetensors":
         columns = _tensors(files)
         if name not in columns:
             raise UsageError(f"{files[0]} has no tensor {name!r}, but {sorted(columns)}")
         return columns[name]
-    return _Column([np.load(file, mmap_mode="r") for file in files], files)
+    return _Column([_load(file) for file in files], files)
+
+
+def _load(file: Path) -> Array:
+    import numpy as np
+
+    try:
+        array: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (EOFError, ValueError) as error:
+        raise UsageError(
+            f"{file} is no .npy file of numbers, or was cut off ({error}); write it anew"
+        ) from None
+    return array
 
 
 def _tensors(files: Sequence[Path]) -> dict[str, _Column]:
     found = [map_file(file)[0] for file in files]
+    if not found[0]:
+        raise UsageError(f"{files[0]} has no tensors")
     for file, its in zip(files, found, strict=True):
         if its.keys() != found[0].keys():
             raise UsageError(f"{file} has the tensors {sorted(its)}, {files[0]} {sorted(found[0])}")

@@ -77,11 +77,20 @@ class Loader:
             remainder=remainder,
             communicator=communicator,
         )
+        its = self._sampler
+        if remainder == "drop" and its.sample_count < its.size:
+            raise UsageError(
+                f"of {its.sample_count} samples {its.size} ranks cannot have the same number each; "
+                "pass remainder='pad', or 'keep'"
+            )
+        self._seed = seed
         self._ahead, self._transform = ahead, transform
         self._threads = threads
         self._make_pool()
         self._next: _Reading | None = None
         self._epoch = self._consumed = 0
+        self._loads = 0
+        """How often `load_state_dict` was called."""
         self._waited = self._total = 0.0
 
     @property
@@ -99,16 +108,29 @@ class Loader:
 
         The same on all ranks; but in an epoch's last batch, where some have fewer samples.
         """
-        return {"epoch": self._epoch, "consumed": self._consumed}
+        return {
+            "epoch": self._epoch,
+            "consumed": self._consumed,
+            "samples": self._sampler.sample_count,
+            "seed": self._seed,
+        }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on there, the next time that this is iterated over.
+        """Go on there, the next time that this is iterated over; a loop that runs now ends.
 
         Raises:
-            UsageError: it is the state of another dataset.
+            UsageError: it is a state within an epoch of another dataset, or of another seed.
         """
-        self._sampler.resume(state["epoch"], state["consumed"])
-        self._epoch, self._consumed = state["epoch"], state["consumed"]
+        consumed, its = state["consumed"], self._sampler
+        for name, own in (("samples", its.sample_count), ("seed", self._seed)):
+            if consumed > 0 and state.get(name, own) != own:
+                raise UsageError(
+                    f"the state is of a loader with {name}={state[name]}, and here it is {own}, so "
+                    "it does not say what is left of this one's epoch; load it into one alike"
+                )
+        its.resume(state["epoch"], consumed)
+        self._epoch, self._consumed = state["epoch"], consumed
+        self._loads += 1
 
     def __len__(self) -> int:
         """How many batches are left of the epoch."""
@@ -123,9 +145,9 @@ class Loader:
             reading = self._begin()
         self._waited = self._total = 0.0
         began = time.perf_counter()
-        is_over, place = not reading.futures, self._place()
+        is_over, place, loads = not reading.futures, self._place(), self._loads
         try:
-            while not is_over:
+            while not is_over and loads == self._loads:
                 asked = time.perf_counter()
                 count, batch = reading.take()
                 is_over = not reading.futures
@@ -207,6 +229,11 @@ class _InMemory:
     """An array, as a column."""
 
     def __init__(self, array: Any) -> None:
+        if not hasattr(array, "dtype"):
+            raise UsageError(
+                f"a {type(array).__name__} is no array of samples; pass numpy.asarray of it, or "
+                "what has gather(indices)"
+            )
         self._array = array
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,7 +58,7 @@ class ShardedSampler:
         remainder: Remainder = "pad",
         communicator: Communicator | None = None,
     ) -> None:
-        self.sample_count = data if isinstance(data, int) else len(data)
+        self.sample_count = len(data) if hasattr(data, "__len__") else operator.index(data)
         if self.sample_count <= 0:
             raise UsageError(f"ShardedSampler: a dataset of {self.sample_count} samples is empty")
         if remainder not in ("pad", "drop", "keep"):

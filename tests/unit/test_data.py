@@ -163,6 +163,10 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "d.safetensors").write_bytes(b"\x20" + bytes(7) + b"{")
     (tmp_path / "e.txt").write_text("")
     (tmp_path / "f.safetensors").write_bytes(b"")
+    (tmp_path / "g.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1])
+    (tmp_path / "h.npy").write_bytes(b"")
+    np.save(tmp_path / "i.npy", np.array([{}]), allow_pickle=True)
+    (tmp_path / "j.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
     for paths, text in (
         (str(tmp_path / "*.x"), "there are no files"),
         (["a.npy"], "there is no file a.npy"),
@@ -174,6 +178,9 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         (tmp_path / "d.safetensors", "is no safetensors file, or was cut"),
         (tmp_path / "f.safetensors", "is no safetensors file, or was cut"),
         (tmp_path / "e.txt", "pass .npy files, or .safetensors files"),
+        *((tmp_path / f"{name}.npy", rf"{name}.npy is no .npy file of numbers") for name in "ghi"),
+        (tmp_path / "j.safetensors", "j.safetensors has no tensors"),
+        ({}, "there are no arrays"),
     ):
         with pytest.raises(ringdl.UsageError, match=text):
             Files(paths)  # type: ignore[arg-type]
@@ -226,7 +233,7 @@ def test_loaders_go_on_in_the_middle_of_an_epoch(sizes: tuple[int, int]) -> None
     first = loaders(data, before, 4 // before)
     assert global_batches(first, 3) == whole[:3]
     state = first[0].state_dict()
-    assert state == {"epoch": 0, "consumed": 12}
+    assert state == {"epoch": 0, "consumed": 12, "samples": 32, "seed": 0}
     second = loaders(data, after, 4 // after)
     for loader in second:
         loader.load_state_dict(state)
@@ -260,10 +267,10 @@ def test_an_epoch_ends_with_its_last_batch() -> None:
     """Whether or not another one is asked for; but a state that is loaded then holds."""
     (loader,) = loaders(np.arange(8), 1)
     assert [len([*zip(range(4), loader, strict=False)]) for _ in range(3)] == [4, 4, 4]
-    assert loader.state_dict() == {"epoch": 3, "consumed": 0}
+    assert loader.state_dict() == {"epoch": 3, "consumed": 0, "samples": 8, "seed": 0}
     for number, _ in enumerate(loader):
         if number == 3:
-            assert loader.state_dict() == {"epoch": 3, "consumed": 8}
+            assert loader.state_dict()["consumed"] == 8
             loader.load_state_dict({"epoch": 3, "consumed": 4})
             break
     assert len([*loader]) == 2
@@ -284,7 +291,7 @@ def test_errors_of_loaders() -> None:
     assert [next(its).tolist() for _ in range(3)] == [[0], [1], [2]]
     with pytest.raises(OSError, match="the disk is gone"):
         next(its)
-    assert loader.state_dict() == {"epoch": 0, "consumed": 3}
+    assert loader.state_dict() == {"epoch": 0, "consumed": 3, "samples": 4, "seed": 0}
     for options, text in (
         ({"batch_size": 0}, "batch_size is 0"),
         ({"ahead": 0}, "ahead is 0"),
@@ -292,11 +299,42 @@ def test_errors_of_loaders() -> None:
     ):
         with pytest.raises(ringdl.UsageError, match=text):
             loaders(np.arange(3), 1, **options)  # type: ignore[arg-type]
+    for data, text in (
+        ([1, 2, 3], "a list is no array of samples"),
+        ({}, "there are no arrays"),
+        (np.arange(1), "of 1 samples 2 ranks cannot have the same number each"),
+    ):
+        with pytest.raises(ringdl.UsageError, match=text):
+            loaders(data, 2)
     with pytest.raises(ringdl.UsageError, match="different numbers of rows"):
         loaders({"x": np.zeros(2), "y": np.zeros(3)}, 1)
     (loader,) = loaders(np.arange(3), 1)
     with pytest.raises(ringdl.UsageError, match="7 of 3 samples"):
         loader.load_state_dict({"epoch": 0, "consumed": 7})
+    for other in (loaders(np.arange(9), 1)[0], loaders(np.arange(3), 1, seed=1)[0]):
+        loader.load_state_dict(other.state_dict())  # of an epoch's begin
+        next(iter(other))
+        with pytest.raises(ringdl.UsageError, match="so it does not say what is left of this one"):
+            loader.load_state_dict(other.state_dict())
+
+
+def test_a_state_is_loaded_in_a_loop() -> None:
+    """That ends the loop; the next one begins there."""
+    (loader,) = loaders(np.arange(10), 1, 2, shuffle=False)
+    state = loader.state_dict()
+    seen = []
+    for batch in loader:
+        seen.append(batch.tolist())
+        if len(seen) == 3:
+            loader.load_state_dict(state)
+    assert seen == [[0, 1], [2, 3], [4, 5]]
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert loader.epoch == 1
+
+
+def test_counts_may_be_numpys() -> None:
+    alone = SimpleNamespace(rank=0, size=1)
+    assert len(ShardedSampler(np.int64(4), communicator=alone)) == 4  # type: ignore[arg-type]
 
 
 def test_objects_that_gather_are_asked_to() -> None:
