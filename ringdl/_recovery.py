@@ -54,6 +54,7 @@ def outliving() -> Iterator[None]:
             do_all = _agree(RAISES) & RAISES != 0
         if not do_all:
             _mpi.end_alone(error)
+        go_on()  # with all: the script may catch what it has raised
         raise
 
 

@@ -215,6 +215,8 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
         ("one_dies_whom_nobody_waits_for", 2),
         ("one_raises_while_others_compute", 2),
         ("one_raises_in_the_recovery", 1),
+        ("while_values_arrive", 2),
+        ("all_stop_early", 3),
     ],
 )
 def test_they_go_on(python: str, case: str, left: int, tmp_path: Path) -> None:
@@ -238,6 +240,8 @@ def test_they_go_on(python: str, case: str, left: int, tmp_path: Path) -> None:
         ("all_raise", "ZeroDivisionError: everywhere"),
         ("at_the_first_commit", "with it is lost what it had in `own`; start again"),
         ("no_rank_is_lost", "as if a rank were lost, while none was"),
+        ("callbacks_commit", "as if a rank were lost, while none was"),
+        ("parts_without_copies", "it is lost what it had in `own`, of which no other rank"),
     ],
 )
 def test_they_cannot_go_on(python: str, case: str, why: str, tmp_path: Path) -> None:

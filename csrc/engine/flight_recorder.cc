@@ -73,6 +73,7 @@ bool FlightRecorder::is_whole(const Flight& flight) {
   const Description& description = flight.description;
   return flight.key.space <= KeySpace::kBox && description.kind <= Kind::kMessage &&
          static_cast<int>(description.dtype) < kDTypeCount &&
+         static_cast<int>(description.wire) < kDTypeCount &&
          description.reduction <= Reduction::kBitXor && description.algorithm <= Algorithm::kNccl &&
          description.dimensions >= 0;
 }

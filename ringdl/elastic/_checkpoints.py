@@ -7,10 +7,12 @@ import os
 import re
 import secrets
 import threading
+import time
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,26 @@ _FILE = re.compile(r"(\d{9,})(?:\.own-\d+-of-(\d+))?\.safetensors")
 _BESIDE = re.compile(rf"\.{_FILE.pattern}\.\d+")
 """What `write_whole` leaves where its process is killed."""
 
+_BEING_WRITTEN_SECONDS = 600
+"""What was changed more recently may still be written, by another job."""
+
 _KEPT = 2
 """How many commits stay: the newest may turn out to be cut."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One that writes commits.
+
+    Attributes:
+        run: a name for it: files of one commit are of one job.
+        strange: the numbers of commits that it has found, and which are of another state.
+        damaged: likewise of those that nobody can take.
+    """
+
+    run: str
+    strange: frozenset[int] = frozenset()
+    damaged: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -40,18 +60,22 @@ class Found:
     """What there is to begin with.
 
     Attributes:
-        run: a name for the job that begins now: files of one commit are of one job.
+        job: the one that begins now.
         last_number: the highest of a file, whether it is taken or not: new ones come after it.
         number: of the commit that is taken; 0 if there is none.
         values: its values; None if there is none.
         lengths: of the parts of each rank, by name.
     """
 
-    run: str
+    job: Job
     last_number: int
     number: int = 0
     values: dict[str, Any] | None = None
     lengths: dict[str, list[int]] = field(default_factory=dict)
+
+
+class _StrangeError(UsageError):
+    """A commit is of a state with other names."""
 
 
 class Checkpoints:
@@ -65,8 +89,8 @@ class Checkpoints:
         every: so many commits.
     """
 
-    run = ""
-    """Of what `newest` has found."""
+    job = Job("")
+    """The one of what `newest` has found."""
 
     def __init__(self, folder: str | os.PathLike[str], every: int) -> None:
         if every < 1:
@@ -107,28 +131,36 @@ class Checkpoints:
     ) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            common = {"number": number, "size": size, "run": self.run}
-            if own:
-                _write(self._own(number, rank, size), own, common | {"rank": rank})
-            if rank == 0:
-                arrays: Arrays = {}
-                described = {
-                    name: _trees.encode(value, name, arrays) for name, value in values.items()
-                }
-                about = common | {"own": sorted(own), "values": described}
-                _write(self.folder / f"{number:09}.safetensors", arrays, about)
-                self._remove_old(has_own=bool(own))
+            common = {"number": number, "size": size, "run": self.job.run}
+            arrays: Arrays = {}
+            described = {
+                name: _trees.encode(value, name, arrays)
+                for name, value in (values.items() if rank == 0 else ())
+            }
+            try:
+                if own:
+                    _write(self._own(number, rank, size), own, common | {"rank": rank})
+                if rank == 0:
+                    about = common | {"own": sorted(own), "values": described}
+                    _write(self.folder / f"{number:09}.safetensors", arrays, about)
+            finally:
+                if rank == 0:
+                    self._remove_old(number, has_own=bool(own))
         except Exception as error:  # told of in the thread that trains
             self._problem = error
 
-    def _remove_old(self, has_own: bool) -> None:
-        """Remove commits before the last two that all ranks have written."""
-        files = self._files()
-        whole = sorted(
-            (number for number, its in files.items() if _is_whole(its, has_own)), reverse=True
-        )
+    def _remove_old(self, newest: int, has_own: bool) -> None:
+        """Remove commits before the last two that all ranks have written, and what is incomplete.
+
+        Of the one before `newest`, ranks may still write their parts. Those of another state stay.
+        """
+        found, job = self._files(), self.job
+        files = {number: its for number, its in found.items() if number not in job.strange}
+        whole = {number for number, its in files.items() if _is_whole(its, has_own)} - job.damaged
+        last = sorted(whole, reverse=True)[:_KEPT]
         for number, its in files.items():
-            if len(whole) >= _KEPT and number < whole[_KEPT - 1]:
+            is_old = len(last) == _KEPT and number < last[-1]
+            if is_old or (number not in whole and number < newest - self._every):
                 for file in its:
                     if _is_ours(file):
                         file.unlink(missing_ok=True)
@@ -142,7 +174,7 @@ class Checkpoints:
                 found[int(match[1])].append(file)
         return found
 
-    def newest(self, like: dict[str, Any]) -> Found:
+    def newest(self, like: dict[str, Any], own: Iterable[str]) -> Found:
         """The newest commit whose files are whole.
 
         Those that were cut, or are no checkpoints, are warned of, and the one before is taken. What
@@ -150,30 +182,46 @@ class Checkpoints:
 
         Args:
             like: values of the same structure.
+            own: names of the parts that ranks have.
         """
         numbers = sorted(self._files(), reverse=True)
         run, last_number = secrets.token_hex(8), max(numbers, default=0)
         for file in self.folder.iterdir() if self.folder.is_dir() else iter(()):
             if _BESIDE.fullmatch(file.name):
-                file.unlink(missing_ok=True)
+                with suppress(OSError):
+                    if time.time() - file.lstat().st_mtime > _BEING_WRITTEN_SECONDS:
+                        file.unlink(missing_ok=True)
+        strange: set[int] = set()
+        damaged: set[int] = set()
+        taken = 0
+        values: dict[str, Any] | None = None
+        lengths: dict[str, list[int]] = {}
         for number in numbers:
             try:
-                return Found(run, last_number, number, *self._read(number, like))
+                values, lengths = self._read(number, like, own)
+                taken = number
+                break
             except Exception as error:  # other programs' files may hold anything
+                (strange if isinstance(error, _StrangeError) else damaged).add(number)
                 warnings.warn(
                     f"checkpoint {number} is left out: {error or repr(error)}",
                     RuntimeWarning,
                     stacklevel=4,
                 )
-        return Found(run, last_number)
+        job = Job(run, frozenset(strange), frozenset(damaged))
+        return Found(job, last_number, taken, values, lengths)
 
     def _read(
-        self, number: int, like: dict[str, Any]
+        self, number: int, like: dict[str, Any], own: Iterable[str]
     ) -> tuple[dict[str, Any], dict[str, list[int]]]:
         arrays, about = _read(self.folder / f"{number:09}.safetensors")
         if about["values"].keys() != like.keys():
-            raise UsageError(
+            raise _StrangeError(
                 f"it has the values {sorted(about['values'])}, and this state {sorted(like)}"
+            )
+        if about["own"] != sorted(own):
+            raise _StrangeError(
+                f"it has own parts of {about['own']}, and this state of {sorted(own)}"
             )
         lengths: dict[str, list[int]] = {name: [] for name in about["own"]}
         for rank in range(about["size"] if lengths else 0):
@@ -262,6 +310,8 @@ def _read(file: Path) -> tuple[Arrays, dict[str, Any]]:
 def _checksum(arrays: Arrays, text: str) -> int:
     checksum = zlib.crc32(text.encode())
     for name in arrays:
-        rows = np.ascontiguousarray(_safetensors.little_endian(arrays[name])).reshape(-1)
-        checksum = zlib.crc32(rows.view(np.uint8).data, zlib.crc32(name.encode(), checksum))
+        array = arrays[name]
+        rows = np.ascontiguousarray(_safetensors.little_endian(array)).reshape(-1)
+        head = f"{name} {array.dtype.name} {array.shape}"
+        checksum = zlib.crc32(rows.view(np.uint8).data, zlib.crc32(head.encode(), checksum))
     return checksum

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ringdl import _joining, _newcomers
 from ringdl._communicator import Communicator
 from ringdl._errors import Error, UsageError
@@ -25,7 +27,7 @@ class _Commit:
     Attributes:
         epoch: of ranks, and
         number: which one, from 1 on.
-        objects: the values themselves, as they were then.
+        objects: the values themselves, as they were then, of those that stay the same objects.
         values: copies of them.
         kept: this rank's parts of arrays that are cut, and those of another rank; None if there are
             none.
@@ -161,8 +163,15 @@ class State:
 
     def _keep(self) -> None:
         ranks = get_communicator()
+        for name, part in self.own.items():
+            if getattr(part, "ndim", 0) == 0 or not isinstance(part, np.ndarray):
+                raise UsageError(
+                    f"own[{name!r}] is {part!r}; keep rows: an array of NumPy of one dimension or "
+                    "more"
+                )
         kept = _shards.keep(self.own, self._copies, ranks) if self.own else None
-        number, objects = self._number + 1, dict(self._values)
+        number = self._number + 1
+        objects = {name: each for name, each in self._values.items() if _values.stays(each)}
         made = _Commit(ranks.epoch, number, objects, self._copy(), kept, ranks.rank, ranks.size)
         self._number = number
         # The one before stays: a rank may have failed before others have made this one.
@@ -191,12 +200,12 @@ class State:
         """
         ranks = get_communicator()
         self._check_names(ranks)
-        run = None if self._checkpoints is None else self._checkpoints.run
-        offered = (self._number, run, self._copy()) if ranks.rank == root else None
+        job = None if self._checkpoints is None else self._checkpoints.job
+        offered = (self._number, job, self._copy()) if ranks.rank == root else None
         taken = ranks.broadcast_object(offered, root, name="ringdl.elastic.sync")
-        self._number, run, values = taken
+        self._number, job, values = taken
         if self._checkpoints is not None:
-            self._checkpoints.run = run
+            self._checkpoints.job = job
         self._take(values)
         self._keep()
 
@@ -226,12 +235,12 @@ class State:
         if checkpoints is not None:
             like, folder = self._copy(), str(checkpoints.folder)
             found = on_rank_0(
-                lambda: checkpoints.newest(like),
+                lambda: checkpoints.newest(like, self.own),
                 f"cannot read the checkpoints in {folder!r}",
                 "ringdl.elastic.checkpoint",
             )
             self._number = found.last_number
-            checkpoints.run = found.run
+            checkpoints.job = found.job
             if found.values is not None:
                 self._take(found.values)
             if found.lengths:
@@ -288,12 +297,14 @@ class State:
             Error: on every rank: what it takes is lost with those that have failed.
         """
         ranks = get_communicator()
-        mine = self._since, [commit.key for commit in self._commits]
+        mine = self._since, [commit.key for commit in self._commits], bool(self.own)
         offered = ranks.allgather_object(mine, name="ringdl.elastic.commits")
-        were_there = [keys for since, keys in offered if since == 0]
-        known = {key for _, keys in offered for key in keys}
+        were_there = [keys for since, keys, _ in offered if since == 0]
+        known = {key for _, keys, _ in offered for key in keys}
         whole = [
-            key for key in known if all(key in keys for since, keys in offered if since <= key[0])
+            key
+            for key in known
+            if all(key in keys for since, keys, _ in offered if since <= key[0])
         ]
         goes_on = all(were_there)
         if not known and not were_there:
@@ -304,16 +315,21 @@ class State:
         if not goes_on:  # the first one has not ended everywhere, so nothing is trained
             self._begin_again(ranks)
         elif not whole:  # some rank was two ahead
-            root = min((max(keys), rank) for rank, (_, keys) in enumerate(offered) if keys)[1]
+            if any(has_own for _, _, has_own in offered):
+                raise Error(
+                    "a rank has failed, and with it is lost what it had in `own`, of which no "
+                    "other rank has a copy; start again, with copies=1 or more"
+                )
+            root = min((max(keys), rank) for rank, (_, keys, _) in enumerate(offered) if keys)[1]
             if ranks.rank == root:
                 self.restore()
             self.sync(root)
         else:
-            holders = [rank for rank, (_, keys) in enumerate(offered) if max(whole) in keys]
+            holders = [rank for rank, (_, keys, _) in enumerate(offered) if max(whole) in keys]
             goes_on = self._take_whole(max(whole), holders, ranks)
-        self._first_number = self._number
         for callback in self._callbacks:
             callback()
+        self._first_number = self._number  # one may commit
         return goes_on
 
     def _take_whole(
@@ -356,8 +372,11 @@ class State:
         Raises:
             Error: on every rank: what others had in `own` is nowhere else yet.
         """
+        told = ranks.allgather_object((bool(self.own), self._has_begun), name="ringdl.elastic.own")
+        # Some may have taken what the files have, and others not.
+        self._has_begun = all(has_begun for _, has_begun in told)
         has_files = self._checkpoints is not None and not self._has_begun
-        if any(ranks.allgather_object(bool(self.own) and not has_files, name="ringdl.elastic.own")):
+        if any(has_own for has_own, _ in told) and not has_files:
             raise Error(
                 "a rank has failed before the first commit had ended, and with it is lost what it "
                 "had in `own`; start again"
@@ -367,13 +386,13 @@ class State:
         self._begin()
 
     def _copy(self) -> dict[str, Any]:
-        return {name: _values.save(value) for name, value in self._values.items()}
+        return {name: _values.save(name, value) for name, value in self._values.items()}
 
     def _take(self, values: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> None:
         """Take values that were saved, in place of those that are there, or of these objects."""
         into = self._values if objects is None else objects
         for name, saved in values.items():
-            self._values[name] = _values.restore(into[name], saved)
+            self._values[name] = _values.restore(into.get(name), saved)
 
 
 ArrayState = JaxState = ObjectState = State

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 import types
 from collections.abc import Mapping, MutableMapping
@@ -16,7 +17,8 @@ from ringdl._safetensors import Array, Arrays, little_endian, name_of
 _PLAIN = (bool, int, float, str, type(None))
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 _OF_CODE = ("jax", "jaxlib")
-"""Functions, which hold no values: those of the script are taken. JAX's are objects of its own."""
+"""Functions, which hold no values: those of the script are taken. JAX's are objects of its own, but
+not its references, which hold arrays."""
 
 
 def encode(value: Any, name: str, arrays: Arrays) -> Any:
@@ -36,12 +38,13 @@ def encode(value: Any, name: str, arrays: Arrays) -> Any:
     kind = _kind_of(value)
     if kind is not None:
         # Names may be alike: "a.b", and "b" in "a".
-        key = name if name not in arrays else f"{name} ({len(arrays)})"
+        others = (f"{name} ({number})" for number in itertools.count(2))
+        key = name if name not in arrays else next(each for each in others if each not in arrays)
         array = _to_numpy(value, kind)
         if name_of(array.dtype) is not None:
             arrays[key] = array
             return {kind: key}
-        if array.dtype.hasobject or array.dtype.names is not None:
+        if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind == "T":
             raise UsageError(
                 f"{name!r} is an array of {array.dtype}, which a checkpoint cannot hold: keep an "
                 "array for each field, and lists of other objects"
@@ -61,7 +64,8 @@ def encode(value: Any, name: str, arrays: Arrays) -> Any:
     leaves = _leaves_of(value)
     if leaves is not None:
         return {"tree": [encode(leaf, f"{name}.{i}", arrays) for i, leaf in enumerate(leaves)]}
-    if isinstance(value, _CODE) or type(value).__module__.partition(".")[0] in _OF_CODE:
+    is_jaxs = type(value).__module__.partition(".")[0] in _OF_CODE
+    if isinstance(value, _CODE) or (is_jaxs and type(value).__name__ != "Ref"):
         return {"same": None}
     raise UsageError(
         f"{name!r} is a {type(value).__name__}, which a checkpoint cannot hold: keep numbers, "
@@ -88,8 +92,11 @@ def decode(described: Any, like: Any, arrays: Mapping[str, Array]) -> Any:
             key: decode(each, named.get(key), arrays)
             for key, (_, each) in zip(keys, its, strict=True)
         }
-        if type(like) is dict or not isinstance(like, MutableMapping):
+        if type(like) is dict or not isinstance(like, Mapping):
             return decoded
+        if not isinstance(like, MutableMapping):  # a FrozenDict
+            frozen: Any = type(like)
+            return frozen(decoded)
         made = copy.copy(like)  # a Counter, an OrderedDict
         made.clear()
         made.update(decoded)
@@ -103,6 +110,8 @@ def decode(described: Any, like: Any, arrays: Mapping[str, Array]) -> Any:
         import jax
 
         leaves, structure = jax.tree.flatten(like)
+        if len(leaves) != len(its):
+            raise UsageError(f"it has a tree of {len(its)} values, and this state {len(leaves)}")
         parts = [decode(each, leaf, arrays) for each, leaf in zip(its, leaves, strict=True)]
         return jax.tree.unflatten(structure, parts)
     if kind == "same":
@@ -126,10 +135,10 @@ def _kind_of(value: Any) -> str | None:
     """Whose array it is; None if it is none."""
     if isinstance(value, np.generic):
         return "number"
-    if isinstance(value, np.ndarray):
+    if type(value) in (np.ndarray, np.memmap):  # other classes have more than elements
         return "numpy"
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if torch is not None and isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return "torch"
     if jax is not None and isinstance(value, jax.Array):
         return "jax"

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import numpy as np
 
+from ringdl._errors import UsageError
 
-def save(value: Any) -> Any:
-    """A copy that nothing else refers to."""
-    if _has_state(value):
-        return copy.deepcopy(value.state_dict())
-    return copy.deepcopy(value)
+
+def save(name: str, value: Any) -> Any:
+    """A copy that nothing else refers to.
+
+    Raises:
+        UsageError: it cannot be copied.
+    """
+    if _is_tensor(value):  # a deep copy is of all the memory that it is a view of
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    try:
+        return copy.deepcopy(value.state_dict() if _has_state(value) else value)
+    except TypeError as error:
+        raise UsageError(
+            f"the value {name!r} of a state cannot be copied ({error}); keep it outside, and only "
+            "what it is made from in the state"
+        ) from error
+
+
+def stays(value: Any) -> bool:
+    """Whether `restore` may write into it."""
+    return _has_state(value) or type(value) is np.ndarray
 
 
 def restore(value: Any, saved: Any) -> Any:
     """What `save` has made, in place where that is possible; the saved copy stays as it is.
 
     Args:
-        value: of what it is a copy. Arrays of NumPy that are no views of others, and what has
-            ``load_state_dict``, stay the same objects, so that other references remain good.
+        value: of what it is a copy. Arrays of NumPy that are no views of others but those of
+            `ringdl.empty`, and what has ``load_state_dict``, stay the same objects, so that other
+            references remain good.
         saved: the copy.
 
     Returns:
@@ -28,14 +47,42 @@ def restore(value: Any, saved: Any) -> Any:
     """
     if _has_state(value):
         value.load_state_dict(copy.deepcopy(saved))
+        _undo_casts(value, saved)
         if hasattr(value, "zero_grad"):  # gradients of a step that has not ended
             value.zero_grad()
         return value
+    if _is_tensor(saved):
+        return saved.detach().clone().requires_grad_(saved.requires_grad)
     is_array = type(value) is np.ndarray and type(saved) is np.ndarray
-    if is_array and value.flags.writeable and value.flags.owndata and _form(value) == _form(saved):
+    if is_array and value.flags.writeable and _owns(value) and _form(value) == _form(saved):
         np.copyto(value, saved)
         return value
     return copy.deepcopy(saved)
+
+
+def _undo_casts(value: Any, saved: Any) -> None:
+    """PyTorch's optimizers load state in the dtype of the parameter, which may have another."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.optim.Optimizer):
+        return
+    parameters = [each for group in value.param_groups for each in group["params"]]
+    for index, parameter in enumerate(parameters):
+        for key, kept in saved["state"].get(index, {}).items():
+            own = value.state[parameter][key]
+            if isinstance(kept, torch.Tensor) and kept.dtype != own.dtype:
+                value.state[parameter][key] = kept.detach().clone().to(own.device)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) is torch.Tensor and value.layout == torch.strided
+
+
+def _owns(array: np.ndarray[Any, Any]) -> bool:
+    """Whether no other array has its elements; those of `ringdl.empty` are views of its bytes."""
+    base = array.base
+    is_whole = isinstance(base, np.ndarray) and base.nbytes == array.nbytes
+    return base is None or (is_whole and isinstance(base.base, memoryview))
 
 
 def _has_state(value: Any) -> bool:

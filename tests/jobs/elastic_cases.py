@@ -3,6 +3,7 @@
 elastic_cases.py CASE
 """
 
+import contextlib
 import gc
 import os
 import signal
@@ -87,6 +88,59 @@ def all_raise() -> None:
         raise ZeroDivisionError("everywhere")
 
     elastic.run(train, elastic.State(step=0))
+
+
+def all_stop_early() -> None:
+    """By an exception that the script catches, to evaluate on all ranks."""
+
+    def train(state: elastic.State) -> None:
+        ringdl.allreduce(np.ones(1), name="step")
+        raise StopIteration
+
+    with contextlib.suppress(StopIteration):
+        elastic.run(train, elastic.State(step=0))
+    assert ringdl.allreduce(np.ones(1), ringdl.Sum)[0] == 3
+
+
+def while_values_arrive() -> None:
+    """Rank 0 has begun, and rank 1 has not: both read the files once more, or none does."""
+    folder = Path(os.environ["ELASTIC_FOLDER"], "commits")
+    state = elastic.State(step=0, checkpoint=folder, checkpoint_every=1)
+    keep = elastic.State._keep
+
+    def dies(self: elastic.State) -> None:
+        end()
+        if ringdl.size() == 3 and ringdl.rank() == 1:
+            ringdl.barrier()
+        keep(self)
+
+    elastic.State._keep = dies  # type: ignore[method-assign]
+    elastic.run(steps, state)
+
+
+def callbacks_commit() -> None:
+    state = elastic.State(step=0)
+    state.register_reset_callbacks([state.commit])
+
+    def train(state: elastic.State) -> None:
+        raise RuntimeError("it says RankFailedError, and that is all")
+
+    elastic.run(train, state)
+
+
+def parts_without_copies() -> None:
+    """Ranks go at their own pace, and have no commit in common when one is killed."""
+    state = elastic.State(step=0, own={"m": np.arange(3.0)}, copies=0)
+
+    def train(state: elastic.State) -> None:
+        for _ in range(6 if ringdl.rank() == 0 else 2):
+            state.step += 1
+            state.commit()
+        time.sleep(1)
+        end()
+        ringdl.barrier()
+
+    elastic.run(train, state)
 
 
 def one_raises_while_others_compute() -> None:
@@ -259,6 +313,10 @@ CASES = {
         between_runs,
         at_the_first_commit,
         all_raise,
+        all_stop_early,
+        while_values_arrive,
+        callbacks_commit,
+        parts_without_copies,
         one_raises_while_others_compute,
         one_raises_in_the_recovery,
         no_rank_is_lost,

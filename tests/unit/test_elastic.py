@@ -4,6 +4,7 @@ import os
 import threading
 import warnings
 from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import ringdl
 from ringdl import elastic
 from ringdl._safetensors import map_file
-from ringdl.elastic._checkpoints import Checkpoints
+from ringdl.elastic._checkpoints import Checkpoints, Job
 from ringdl.elastic._shards import ring
 
 
@@ -52,6 +53,52 @@ def test_restore_goes_back_to_the_commit() -> None:
     assert not w.any(), "a commit is restored as often as it is needed"
 
 
+def test_arrays_in_shared_memory_stay_there() -> None:
+    w = ringdl.empty((2, 3), "float32")
+    w[...] = 1
+    state = elastic.State(w=w, part=w[1])
+    state.commit()
+    w[...] = 2
+    state.restore()
+    assert state.w is w
+    assert (w == 1).all()
+    assert state.part is not w[1]
+
+
+def test_commits_hold_no_more_than_is_restored() -> None:
+    state = elastic.State(tree={"w": np.zeros(3)}, w=np.zeros(3))
+    state.commit()
+    assert [*state._commits[-1].objects] == ["w"]
+    torch = pytest.importorskip("torch")
+    state = elastic.State(part=torch.zeros(1000)[:10].requires_grad_())
+    state.commit()
+    assert state._commits[-1].values["part"].untyped_storage().nbytes() == 40
+    with torch.no_grad():
+        state.part += 1
+    state.restore()
+    assert state.part.tolist() == [0] * 10
+    assert state.part.requires_grad
+
+
+def test_states_of_optimizers_keep_their_dtypes() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    optimizer.state[weight] = {"moment": torch.full((2,), 0.1), "count": torch.tensor(3)}
+    state = elastic.State(optimizer=optimizer)
+    state.commit()
+    state.restore()
+    restored = optimizer.state[weight]
+    assert restored["moment"].tolist() == torch.full((2,), 0.1).tolist()
+    assert restored["count"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("part", [np.ones(()), [1.0, 2.0], 3.0])
+def test_own_parts_have_rows(part: Any) -> None:
+    with pytest.raises(ringdl.UsageError, match=r"own\['m'\] is .*; keep rows"):
+        elastic.State(own={"m": part}).commit()
+
+
 def test_restore_writes_into_nothing_but_what_was_committed() -> None:
     data = np.arange(6.0).reshape(2, 3)
     state = elastic.State(now=np.zeros(2), best=np.ones(2), sample=data[0])
@@ -75,7 +122,7 @@ def test_a_commit_that_fails_does_not_count() -> None:
     state.commit()
     key = state._commits[-1].key
     state.value = threading.Lock()
-    with pytest.raises(TypeError):
+    with pytest.raises(ringdl.UsageError, match="the value 'value' of a state cannot be copied"):
         state.commit()
     state.value = 2
     state.commit()
@@ -150,6 +197,50 @@ def test_a_checkpoint_of_other_values_is_left_out(tmp_path: Path) -> None:
     train_to(2, tmp_path, w=np.ones(2))
     with pytest.warns(RuntimeWarning, match=r"it has the values \['step', 'w'\]"):
         assert train_to(0, tmp_path, v=np.ones(2)).step == 0
+
+
+def test_a_checkpoint_of_other_parts_is_left_out(tmp_path: Path) -> None:
+    train_to(2, tmp_path)
+    for own in ({}, {"m": np.zeros(3), "v": np.zeros(3)}):
+        state = elastic.State(step=0, own=own, checkpoint=tmp_path)
+        with pytest.warns(RuntimeWarning, match=r"it has own parts of \['m'\]"):
+            elastic.run(lambda state: None, state)
+        assert state.step == 0
+        assert state.own.keys() == own.keys()
+
+
+def test_what_was_left_out_stays(tmp_path: Path) -> None:
+    """It is another state's; what is damaged does not count as one of the last two."""
+    train_to(5, tmp_path, w=np.ones(2))
+    with pytest.warns(RuntimeWarning, match="left out"):
+        train_to(9, tmp_path, w=np.ones(2), more=1)
+    with pytest.warns(RuntimeWarning, match="left out"):
+        assert train_to(0, tmp_path, w=np.zeros(2)).step == 5
+    for each in tmp_path.iterdir():
+        each.unlink()
+    train_to(5, tmp_path)  # commits 4 and 6
+    (tmp_path / "000000006.safetensors").write_bytes(b"")
+    with pytest.warns(RuntimeWarning, match="checkpoint 6 is left out"):
+        assert train_to(4, tmp_path).step == 4
+    names = names_in(tmp_path)
+    assert "000000004.safetensors" in names, names
+
+
+def test_parts_are_removed_where_values_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="a checkpoint cannot hold"):
+        train_to(9, tmp_path, what={1, 2})
+    assert names_in(tmp_path) == []
+
+
+def test_headers_that_have_changed_are_left_out(tmp_path: Path) -> None:
+    train_to(2, tmp_path, w=np.ones((2, 3), np.float32))
+    (file,) = (each for each in tmp_path.iterdir() if "own" not in each.name)
+    content = file.read_bytes()
+    for before, after in ((b'"F32"', b'"I32"'), (b"[2, 3]", b"[3, 2]"), (b"[2,3]", b"[3,2]")):
+        if before in content:
+            file.write_bytes(content.replace(before, after))
+            with pytest.warns(RuntimeWarning, match="its checksum is wrong"):
+                assert train_to(0, tmp_path, w=np.zeros((2, 3), np.float32)).step == 0
 
 
 def test_training_goes_on_where_a_checkpoint_cannot_be_written(tmp_path: Path) -> None:
@@ -255,11 +346,29 @@ def again(folder: Path, **values: Any) -> elastic.State:
     return state
 
 
+class Frozen(Mapping[str, Any]):
+    """As a FrozenDict of flax."""
+
+    def __init__(self, its: dict[str, Any]) -> None:
+        self._its = dict(its)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._its[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._its)
+
+    def __len__(self) -> int:
+        return len(self._its)
+
+
 @pytest.mark.parametrize(
     "value",
     [
         {"a.b": np.ones(2), "a": {"b": np.zeros(2)}},
         {1: np.ones(2), "1": np.zeros(2)},
+        {1: np.ones(2), "1 (2)": np.full(2, 2.0), "1": np.zeros(2)},
+        Frozen({"w": np.ones(2)}),
         dict.fromkeys(np.unique([1, 2]), 1),
         np.int64(3),
         np.ones(3, ">f4"),
@@ -274,7 +383,10 @@ def test_values_come_back_as_they_were(value: Any, tmp_path: Path) -> None:
     again(tmp_path, value=value)
     with warnings.catch_warnings(action="error"):
         found = again(tmp_path, value=type(value)() if isinstance(value, dict) else value).value
-    np.testing.assert_equal(dict(found) if isinstance(value, dict) else found, value)
+    is_mapping = isinstance(value, Mapping)
+    np.testing.assert_equal(
+        dict(found) if is_mapping else found, dict(value) if is_mapping else value
+    )
     assert type(found) is type(value)
 
 
@@ -284,10 +396,31 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     assert again(tmp_path, w=torch.zeros(2, requires_grad=True)).w.requires_grad
 
 
-@pytest.mark.parametrize("value", [{(1, 2): 3}, {"object": lambda: 0, "other": object()}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {(1, 2): 3},
+        {"object": lambda: 0, "other": object()},
+        np.ma.array([1.0, 2.0], mask=[False, True]),
+    ],
+)
 def test_what_no_file_can_hold_is_told_of(value: Any, tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="was not written"):
         again(tmp_path, value=value)
+
+
+def test_references_and_sparse_tensors_are_told_of(tmp_path: Path) -> None:
+    torch, jax = map(pytest.importorskip, ("torch", "jax"))
+    for value in (jax.new_ref(jax.numpy.zeros(2)), torch.eye(2).to_sparse()):
+        with pytest.warns(RuntimeWarning, match="which a checkpoint cannot hold"):
+            again(tmp_path, value={"its": value})
+
+
+def test_trees_of_other_sizes_are_left_out(tmp_path: Path) -> None:
+    optax = pytest.importorskip("optax")
+    again(tmp_path, value=optax.adam(0.1).init({"w": np.ones(2)}))
+    with pytest.warns(RuntimeWarning, match="left out: it has a tree of"):
+        again(tmp_path, value=optax.adam(0.1).init({"w": np.ones(2), "v": np.ones(2)}))
 
 
 def test_objects_that_can_be_called_have_values(tmp_path: Path) -> None:
@@ -324,12 +457,16 @@ def test_new_files_come_after_those_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_others_files_stay(tmp_path: Path) -> None:
     (tmp_path / "000000001.safetensors").write_bytes(b"somebody's")
-    (tmp_path / ".000000002.safetensors.99999").write_bytes(b"a killed writer's")
+    left = tmp_path / ".000000002.safetensors.99999"
+    left.write_bytes(b"a killed writer's")
+    os.utime(left, (1, 1))
+    beside = tmp_path / ".000000003.safetensors.99998"
+    beside.write_bytes(b"another job's, which is written now")
     with pytest.warns(RuntimeWarning, match="checkpoint 1 is left out"):
         state = again(tmp_path, step=0)
     elastic.run(lambda state: [state.commit() for _ in range(5)], state)
-    assert names_in(tmp_path)[0] == "000000001.safetensors"
-    assert len(names_in(tmp_path)) == 3
+    assert names_in(tmp_path)[:2] == [beside.name, "000000001.safetensors"]
+    assert len(names_in(tmp_path)) == 4
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
@@ -360,7 +497,7 @@ def write(folder: Path, run: str, number: int, ranks: list[int]) -> None:
     """The files of two ranks, as far as they have written theirs."""
     for rank in ranks:
         checkpoints = Checkpoints(folder, 1)
-        checkpoints.run = run
+        checkpoints.job = Job(run)
         its: Any = SimpleNamespace(rank=rank, size=2)
         checkpoints.offer(number, {"w": 1.0}, {"m": np.ones(2)}, its)
         checkpoints.finish()
@@ -371,7 +508,7 @@ def test_files_of_two_jobs_are_not_taken_together(tmp_path: Path) -> None:
     write(tmp_path, "a", 200, [0])
     write(tmp_path, "b", 200, [1])
     with pytest.warns(RuntimeWarning, match="written by another job"):
-        assert Checkpoints(tmp_path, 1).newest({"w": 0.0}).number == 100
+        assert Checkpoints(tmp_path, 1).newest({"w": 0.0}, ["m"]).number == 100
 
 
 def test_commits_stay_until_two_newer_ones_are_whole(tmp_path: Path) -> None:
@@ -381,7 +518,7 @@ def test_commits_stay_until_two_newer_ones_are_whole(tmp_path: Path) -> None:
     for number in (3, 4):
         write(tmp_path, "a", number, [0])
     with pytest.warns(RuntimeWarning, match="left out"):
-        assert Checkpoints(tmp_path, 1).newest({"w": 0.0}).number == 2
+        assert Checkpoints(tmp_path, 1).newest({"w": 0.0}, ["m"]).number == 2
     for number in (3, 4):
         write(tmp_path, "a", number, [1, 0])
     assert names_in(tmp_path)[0].startswith("000000003")
