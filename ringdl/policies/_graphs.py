@@ -22,6 +22,11 @@ def checked(topology: Topology) -> Topology:
         if topology not in ("ring", "exponential"):
             raise UsageError(f"topology is {topology!r}; pass 'ring', 'exponential', or a graph")
         return topology
+    if not isinstance(topology, Mapping):
+        raise UsageError(
+            f"topology is {topology!r}; a graph is a dictionary: for each rank those that it sends "
+            "to, as {0: [1], 1: [0]}"
+        )
     return {rank: sorted(others) for rank, others in sorted(topology.items())}
 
 

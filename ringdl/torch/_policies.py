@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -99,7 +100,9 @@ class OptimizerModel(Model):
         its.state.clear()
         if isinstance(its, torch.optim.Adagrad):  # the only one with state before its first step
             groups = [dict(group) for group in its.param_groups]
-            its.state.update(torch.optim.Adagrad(groups, **its.defaults).state)
+            taken = inspect.signature(torch.optim.Adagrad).parameters  # a subclass may have more
+            defaults = {name: value for name, value in its.defaults.items() if name in taken}
+            its.state.update(torch.optim.Adagrad(groups, **defaults).state)
 
     @property
     def learning_rate(self) -> float:

@@ -368,6 +368,7 @@ def check_wrong_use(comm: Communicator) -> None:
         (lambda: PostLocalSGD(-1, 2), "after is -1"),
         (lambda: DiLoCo(5, outer_lr=0), "outer_lr is 0"),
         (lambda: Gossip("star"), "pass 'ring', 'exponential', or a graph"),
+        (lambda: Gossip([[1], [0]]), "a graph is a dictionary"),  # type: ignore[arg-type]
         (lambda: Gossip(mixing=1.0), "a share between 0 and 1"),
         (lambda: wrapped("gossip"), "pass one of ringdl.policies"),
         (lambda: wrapped(DiLoCo(3), op=ringdl.Sum), "is for AllReduce()"),

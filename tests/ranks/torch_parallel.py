@@ -262,6 +262,16 @@ def check_ranks_without_rows() -> None:
     torch.testing.assert_close(cut.weight.grad, uncut.weight.grad[begin : begin + count], **EXACT)
 
 
+def check_rows_that_are_not_numbers() -> None:
+    """They are those of their own ids alone."""
+    its = all_ranks()
+    cut = parallel.VocabularyParallelEmbedding(2 * its.size, 3, communicator=its)
+    with torch.no_grad():
+        cut.weight[0] = torch.nan
+    found = cut(torch.arange(2 * its.size)).isnan().any(-1)
+    assert found.tolist() == [True, False] * its.size
+
+
 @needs(ranks=2)
 def check_data_and_model() -> None:
     """The wrapper averages along the data axis; as one process with the whole batch."""

@@ -110,7 +110,16 @@ def check_scripts_that_clip(comm: Communicator) -> None:
 @needs(ranks=2)
 def check_state(comm: Communicator) -> None:
     """What is reset begins as a new optimizer; what only some ranks have is kept."""
+
+    class OwnAdagrad(torch.optim.Adagrad):
+        """With an option of its own."""
+
+        def __init__(self, its: Any, lr: float) -> None:
+            super().__init__(its, lr)
+            self.defaults["more"] = 3
+
     makers: list[Any] = [
+        lambda its: OwnAdagrad(its, 0.1),
         lambda its: torch.optim.Adagrad(its, 0.1, initial_accumulator_value=0.5),
         lambda its: torch.optim.RMSprop(its, 0.01, momentum=0.9),
         lambda its: torch.optim.Adam(its, 0.01, amsgrad=True),

@@ -60,7 +60,7 @@ class VocabularyParallelEmbedding(torch.nn.Embedding):
             rows = self.weight.new_zeros((*ids.shape, self.embedding_dim)) + self.weight.sum()
         else:
             rows = functional.embedding(local.where(is_here, 0), self.weight)
-            rows = rows * is_here.unsqueeze(-1)
+            rows = rows.where(is_here.unsqueeze(-1), 0)
         if self.sequence_dim is None:
             return _exchanges.add(rows, self.communicator)
         return _exchanges.reducescatter(rows, self.communicator, self.sequence_dim)
