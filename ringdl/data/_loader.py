@@ -229,10 +229,10 @@ class _InMemory:
     """An array, as a column."""
 
     def __init__(self, array: Any) -> None:
-        if not hasattr(array, "dtype"):
+        if not hasattr(array, "dtype") or getattr(array, "ndim", 1) == 0:
             raise UsageError(
-                f"a {type(array).__name__} is no array of samples; pass numpy.asarray of it, or "
-                "what has gather(indices)"
+                f"{array!r:.40} is no array of samples; pass numpy.asarray of a list, or what has "
+                "gather(indices)"
             )
         self._array = array
 

@@ -300,7 +300,8 @@ def test_errors_of_loaders() -> None:
         with pytest.raises(ringdl.UsageError, match=text):
             loaders(np.arange(3), 1, **options)  # type: ignore[arg-type]
     for data, text in (
-        ([1, 2, 3], "a list is no array of samples"),
+        ([1, 2, 3], r"\[1, 2, 3\] is no array of samples"),
+        (np.ones(()), r"array\(1.\) is no array of samples"),
         ({}, "there are no arrays"),
         (np.arange(1), "of 1 samples 2 ranks cannot have the same number each"),
     ):

@@ -361,6 +361,9 @@ class Frozen(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._its)
 
+    def __repr__(self) -> str:
+        return f"Frozen({self._its})"
+
 
 @pytest.mark.parametrize(
     "value",
