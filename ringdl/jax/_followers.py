@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -50,22 +50,17 @@ class Follower:
             state: the optimizer's.
             number: which network they are of.
         """
-        named, structure = flat(gradients)
-        parts = {"gradients": named, "parameters": flat(parameters)[0], "state": _floats(state)}
-        parts[_NUMBER] = [(_NUMBER, number)]
-        return jax.tree.unflatten(structure, self._call("before", parts, len(named)))
+        given = _floats(gradients, _is_trained)
+        parts = {"gradients": given, "parameters": _floats(parameters, _is_trained)}
+        parts |= {"state": _floats(state), _NUMBER: [(_NUMBER, number)]}
+        results = iter(self._call("before", parts, len(given)))
+        return _replaced(gradients, results, _is_trained)
 
     def after(self, parameters: Any, state: Any) -> tuple[Any, Any]:
         """Parameters and state after a step. Collective, as the policy is."""
-        named, structure = flat(parameters)
-        leaves, own = jax.tree.flatten(state)
-        results = self._call("after", {"parameters": named, "state": _floats(state)}, None)
-        changed = iter(results[len(named) :])
-        whole = [next(changed) if _is_float(leaf) else leaf for leaf in leaves]
-        return (
-            jax.tree.unflatten(structure, results[: len(named)]),
-            jax.tree.unflatten(own, whole),
-        )
+        parts = {"parameters": _floats(parameters, _is_trained), "state": _floats(state)}
+        results = iter(self._call("after", parts, None))
+        return _replaced(parameters, results, _is_trained), _replaced(state, results, _is_float)
 
     def call(
         self, when: str, changed: Mapping[str, Any], read: Mapping[str, Any]
@@ -92,10 +87,10 @@ class Follower:
                 "with JAX pass the parameters: params = synchronize(optimizer, params)"
             )
         jax.effects_barrier()
-        named, structure = flat(parameters)
+        named = _floats(parameters, _is_trained)
         copies = {name: jax.device_get(leaf).copy() for name, leaf in named}
         self.handed.synchronize(copies)
-        return jax.tree.unflatten(structure, [jnp.asarray(copies[name]) for name, _ in named])
+        return _replaced(parameters, map(jnp.asarray, copies.values()), _is_trained)
 
     def start_over(self) -> None:
         """See `ringdl.policies.start_over`."""
@@ -148,8 +143,19 @@ def _is_float(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _floats(tree: Any) -> Leaves:
-    return [(name, leaf) for name, leaf in flat(tree)[0] if _is_float(leaf)]
+def _is_trained(leaf: Any) -> bool:
+    """Integers are what ``optax.masked`` leaves alone."""
+    return not hasattr(leaf, "dtype") or bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
+def _floats(tree: Any, is_one: Callable[[Any], bool] = _is_float) -> Leaves:
+    return [(name, leaf) for name, leaf in flat(tree)[0] if is_one(leaf)]
+
+
+def _replaced(tree: Any, by: Iterator[Any], is_one: Callable[[Any], bool]) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    whole = [next(by) if is_one(leaf) else leaf for leaf in leaves]
+    return jax.tree.unflatten(structure, whole)
 
 
 def _results(*operands: Any, count: int, **_: Any) -> Any:

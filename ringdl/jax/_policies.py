@@ -68,9 +68,13 @@ def follow(optimizer: Any, policy: Policy, ranks: Ranks) -> Optimizer:
         updates = follower.before(updates, params, state.inner, state.number)
         updates, own = inner.update(updates, state.inner, params, **extra)
         after, own = follower.after(optax.apply_updates(params, updates), own)
-        updates = jax.tree.map(lambda new, old: (new - old).astype(old.dtype), after, params)
+        updates = jax.tree.map(_difference, after, params)
         return updates, State(own, state.number)
 
     made = Optimizer(init, update)
     made._ringdl_following = follower
     return made
+
+
+def _difference(new: Any, old: Any) -> Any:
+    return (jnp.asarray(new) - old).astype(jnp.result_type(old))

@@ -191,6 +191,19 @@ def check_two_networks(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_integers(comm: Communicator) -> None:
+    """What optax.masked leaves alone is not exchanged."""
+    inner = optax.masked(optax.sgd(1.0), {"w": True, "n": False})
+    optimizer = rj.DistributedOptimizer(inner, policy=ParameterAveraging(1))
+    its = {"w": jnp.zeros(3), "n": jnp.array(comm.rank)}
+    gradients = {"w": jnp.full(3, float(comm.rank)), "n": jnp.array(0)}
+    updates, _ = optimizer.update(gradients, optimizer.init(its), its)
+    its = optax.apply_updates(its, updates)
+    np.testing.assert_allclose(its["w"], -(comm.size - 1) / 2, rtol=1e-6)
+    assert int(policies.synchronize(optimizer, its)["n"]) == comm.rank
+
+
+@needs(ranks=2)
 def check_synchronizing_first(comm: Communicator) -> None:
     """As loops do that evaluate before they train."""
     for policy in equal_policies(comm.size):
