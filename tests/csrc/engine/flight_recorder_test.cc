@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -136,6 +137,12 @@ void test_damaged_memory() {
   for (uint64_t i = 0; i < 10; ++i) recorder.begin(key_of(i), {}, *all, kSecond);
   CHECK_THROWS(FlightRecorder::json_of(memory.content().substr(0, 5000)), UsageError,
                "another version of ringdl has written it");
+  for (size_t place = 24; place < 3000; ++place) {
+    const std::byte before = std::exchange(memory.data()[place], std::byte{250});
+    const std::string json = memory.json();
+    CHECK_EQ(count(json, R"("compression": "uint8")"), count(json, R"("compression")"));
+    memory.data()[place] = before;
+  }
   std::mt19937_64 random(1);
   for (int i = 0; i < 200; ++i) {
     for (int bytes = 0; bytes < 50; ++bytes) {
