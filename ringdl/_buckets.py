@@ -108,8 +108,8 @@ class Buckets:
                 "compression": self._compression,
                 "memory": "the CPU's" if self.device is None else "a device's",
             }
-        except UsageError as error:  # the others must be notified
-            terms = {"error": str(error)}
+        except Exception as error:  # the others must be notified
+            terms = {"error": str(error) if isinstance(error, UsageError) else repr(error)}
         number = agree(communicator, gradients, terms)
         assert first_bucket_bytes is not None  # else an error was raised
         engine = communicator._engine

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, cast
 
-from ringdl._engine import Reduction
+from ringdl._engine import Kind, Reduction
 from ringdl._errors import UsageError
 from ringdl._joining import have_own_pace, leave_all, start_all_over
 from ringdl._objects import Objects
@@ -145,8 +145,14 @@ class Communicator(Reductions, Objects):
         """
         import numpy as np
 
-        color, key = color if color is None else index(color), index(key)
-        mine = np.array([[color is not None, color or 0, key]], np.int64)
+        with self._telling(Kind.allgather, "ringdl.split"):
+            try:
+                color, key = color if color is None else index(color), index(key)
+                mine = np.array([[color is not None, color or 0, key]], np.int64)
+            except (OverflowError, TypeError):
+                raise UsageError(
+                    f"split: color is {color!r} and key {key!r}; pass whole numbers of 64 bits"
+                ) from None
         with one_of_several_steps():
             others = self.allgather(mine, name="ringdl.split").tolist()
         if len(others) < self.size:

@@ -146,10 +146,15 @@ def _describe(value: Any, name: str, within: tuple[Any, ...]) -> object:
         }
         names = sorted(_names(value.__code__))
         outside |= {key: value.__globals__[key] for key in names if key in value.__globals__}
-        for module in [other for other in outside.values() if isinstance(other, types.ModuleType)]:
+        modules = [other for other in outside.values() if isinstance(other, types.ModuleType)]
+        for module in modules:  # which grows
             for key in names:  # as in `math.pi`, or `settings.decay`
-                if isinstance(number := getattr(module, key, None), (int, float, complex)):
-                    outside[f"{module.__name__}.{key}"] = number
+                its = getattr(module, key, None)
+                is_array = hasattr(its, "dtype") and not isinstance(its, type)
+                if isinstance(its, types.ModuleType) and its not in modules:
+                    modules.append(its)
+                elif is_array or isinstance(its, (int, float, complex, tuple)):
+                    outside[f"{module.__name__}.{key}"] = its
         outside["defaults"] = value.__defaults__
         described = [
             (key, _describe(other, name, (*within, value))) for key, other in outside.items()

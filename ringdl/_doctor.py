@@ -215,7 +215,7 @@ def _count(number: int, what: str) -> str:
 def check_threads(cores: _cores.Cores, environ: Mapping[str, str]) -> Check:
     """Whether OMP_NUM_THREADS suits the cores that this process may use."""
     text = environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if not text.isdigit():
+    if not text.isdecimal():
         return Check("threads", "ok", "OMP_NUM_THREADS is not set; `run` sets it to cores per rank")
     if int(text) > cores.usable:
         return Check(

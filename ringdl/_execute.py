@@ -44,7 +44,8 @@ def execute(library: Library, command: list[str], restarts: int = 0, elastic: bo
         mpirun's exit code; if that is 0, though this process was told to end, 128 and the number of
         the signal, as a shell's.
     """
-    sys.stdout.flush()
+    if sys.stdout is not None:  # else it was closed
+        sys.stdout.flush()
     is_truthful = library.vendor != MPICH or int(library.version.partition(".")[0]) >= 5
     if is_truthful and restarts == 0 and not elastic:
         os.execv(command[0], command)

@@ -53,6 +53,8 @@ class Grid:
     ) -> None:
         its = get_communicator() if communicator is None else communicator
         told = its.allgather_object((data, pipeline, model), "ringdl.grid")
+        if len(told) < its.size:
+            raise UsageError("Grid: a rank has joined; make it before any rank calls join()")
         for rank, other in enumerate(told):
             if other != told[0]:
                 raise MismatchError(

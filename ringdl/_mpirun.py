@@ -203,8 +203,9 @@ def compose(
         elastic: whether the others go on when a rank fails.
 
     Raises:
-        LaunchError: this MPI cannot go on without a rank.
+        LaunchError: this MPI cannot go on without a rank, or takes an argument of the script.
     """
+    refuse_words(library, program)
     command = [str(mpirun)]
     if elastic:
         refuse_inelastic(library)
@@ -229,6 +230,23 @@ def compose(
             # For networks that no one host needs; where there are none, MPI_Init sleeps a second.
             command += ["--mca", "btl", "^ofi"]
     return [*command, *options, *program]
+
+
+def refuse_words(library: Library, program: Sequence[str]) -> None:
+    """Refuse arguments of a script that do not reach it, as mpirun takes them for its own.
+
+    Raises:
+        LaunchError: there is one.
+    """
+    taken = {":"}  # another program follows
+    if library.vendor == OPEN_MPI and library.version.startswith("5."):
+        taken |= {"--map-by", "--rank-by", "--bind-to"}  # it writes them anew
+    for word in program:
+        if word in taken:
+            raise LaunchError(
+                f"{library.vendor}'s mpirun takes the script's argument {word!r} for its own; pass "
+                "it to the script in another way, in an environment variable or a file, say"
+            )
 
 
 def refuse_inelastic(library: Library) -> None:
@@ -285,4 +303,13 @@ def _belongs(library: Library, mpirun: Path) -> bool:
 
 def _what_is(mpirun: Path) -> str:
     found = _ask_version(mpirun)
-    return f"belongs to {found[0]} {found[1]}" if found else "is of an unknown MPI"
+    if found:
+        return f"belongs to {found[0]} {found[1]}"
+    try:
+        child = subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    said = " ".join((child.stderr or child.stdout).split())
+    return f"does not run: {said:.200}" if child.returncode else "is of an unknown MPI"

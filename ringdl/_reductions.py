@@ -91,7 +91,9 @@ class Reductions(Base):
             try:
                 begun = self._engine.allreduce_now(x, op)  # which takes NumPy's arrays alone
                 if begun is None:
-                    begun = self._engine.allreduce_now(_arrays.in_numpy(x), op)
+                    with self._telling(Kind.allreduce, name):
+                        its = _arrays.in_numpy(x)
+                    begun = self._engine.allreduce_now(its, op)
             except UsageError as error:
                 self._refuse(error, Kind.allreduce, name)
                 raise
@@ -203,11 +205,15 @@ class Reductions(Base):
     ) -> GroupedWork[AnyArray]:
         operands: list[_arrays.Operand] = []
         refused: Exception | None = None
+        listed: list[AnyArray] = []
         try:
+            listed = [*xs]
             seconds_of(0 if timeout is None else timeout)
-        except UsageError as error:
+            if wire_dtype(compression) and op not in (Reduction.Sum, Reduction.Average):
+                raise UsageError(f"compression is for sums and averages, and not for {op}")
+        except Exception as error:
             refused = error
-        for x in xs:
+        for x in listed:
             try:
                 operand = _arrays.operand(_arrays.copy_of(x) if copies else x, written=True)
                 _arrays.dtype_of(operand)
@@ -227,11 +233,16 @@ class Reductions(Base):
                 raise refused
             finally:
                 del refused  # it holds this frame, and so the communicator, in a cycle
-        works = []
-        for part_name, part in zip(_part_names(name, len(parts)), parts, strict=True):
+        works: list[Work[Any]] = []
+        names = _part_names(name, len(parts))
+        for part_name, part in zip(names, parts, strict=True):
             operand, digest = part[0], _fusion.digest(part)
             wire = compression if _arrays.dtype_of(operand) == DType.float32 else None
-            works.append(self._reduce(part_name, operand, op, None, wire, digest, is_async=True))
+            with self._telling(Kind.allreduce, *names[len(works) :]):
+                work = self._begin_to_reduce(
+                    part_name, operand, op, None, wire, digest, is_async=True
+                )
+            works.append(work)
 
         def finish() -> list[AnyArray]:
             for part in parts:
@@ -300,6 +311,18 @@ class Reductions(Base):
 
     @refusing(Kind.allreduce)
     def _reduce(
+        self,
+        name: str | None,
+        operand: _arrays.Operand,
+        op: Op,
+        algorithm: AlgorithmName | None,
+        compression: CompressionName | None,
+        *,
+        is_async: bool,
+    ) -> Work[Any]:
+        return self._begin_to_reduce(name, operand, op, algorithm, compression, is_async=is_async)
+
+    def _begin_to_reduce(
         self,
         name: str | None,
         operand: _arrays.Operand,

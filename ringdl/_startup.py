@@ -315,7 +315,7 @@ def _possible(algorithm: Algorithm, hosts: list[int]) -> Algorithm:
 
 def _warn_of_threads(hosts: _mpi.Hosts) -> None:
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    threads = int(text) if text.isdigit() else len(os.sched_getaffinity(0))
+    threads = int(text) if text.isdecimal() else len(os.sched_getaffinity(0))
     if hosts.local_rank == 0 and threads > 1 and threads * hosts.local_size > hosts.cores:
         import warnings
 

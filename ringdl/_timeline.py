@@ -53,7 +53,7 @@ class Recording:
         if communicator.rank == 0:
             try:
                 self._file = TraceFile(self._path)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 problem = _cannot_write(self._path, error)
         problem = communicator.broadcast_object(problem, name="ringdl.timeline")
         if problem is not None:
@@ -203,8 +203,8 @@ def _text(events: Iterable[dict[str, Any]]) -> bytes:
     return ",\n".join(map(json.dumps, events)).encode()
 
 
-def _cannot_write(path: str, error: OSError) -> str:
-    return f"rank 0 cannot write the timeline {path!r}: {error.strerror}"
+def _cannot_write(path: str, error: OSError | ValueError) -> str:
+    return f"rank 0 cannot write the timeline {path!r}: {getattr(error, 'strerror', error)}"
 
 
 def _lead_of_rank_0(communicator: Communicator) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -75,11 +76,24 @@ def main(arguments: Sequence[str]) -> int:
         text = describe(tuning, samples, hosts)
     if communicator.rank == 0:
         print(text)
-        part = path.with_suffix(".part")
-        part.write_text(tuning.to_json() + "\n")
-        part.replace(path)  # others may be reading it
+        _write(path, tuning.to_json() + "\n")
         print(f"written to {path} (hash {tuning.hash})")
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """At once, as others may be reading it; but a link stays one, and what is no file as it is."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    part = _part(path)
+    part.write_text(text)
+    part.replace(path)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def _lack(path: Path) -> str:
@@ -88,7 +102,9 @@ def _lack(path: Path) -> str:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".part").touch()
+        part = _part(path.resolve())
+        part.touch()
+        part.unlink()
         return ""
     except OSError as error:
         reason = error.strerror

@@ -209,7 +209,7 @@ def _ranks_of_job(cores: _cores.Cores) -> int:
             or several hosts, it is wrong.
     """
     tasks = os.environ.get("SLURM_NTASKS", "")
-    if not tasks.isdigit():
+    if not tasks.isdecimal():
         raise _mpirun.LaunchError(
             f"-n is missing: say how many ranks; -n {cores.usable} is one per core of this host"
         )
@@ -219,7 +219,7 @@ def _ranks_of_job(cores: _cores.Cores) -> int:
 
 def _grid_axes(text: str) -> list[int]:
     axes = text.split("x")
-    if len(axes) != 3 or not all(axis.isdigit() for axis in axes):
+    if len(axes) != 3 or not all(axis.isdecimal() for axis in axes):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form DATAxPIPELINExMODEL")
     return [int(axis) for axis in axes]
 

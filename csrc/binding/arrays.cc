@@ -63,6 +63,9 @@ ArrayView view_of(const Array& array, std::optional<DType> dtype) {
     }
     expected *= extent;
   }
+  if (array.data_handle() == nullptr && !empty) {
+    throw UsageError("the array has no memory: it was freed, or is a stand-in for one");
+  }
   for (size_t i = 0; i < array.ndim(); ++i) {
     view.shape.push_back(static_cast<int64_t>(array.shape(i)));
   }

@@ -22,6 +22,8 @@ def for_engine(x: AnyNDArray, *, written: bool) -> tuple[AnyNDArray, DType | Non
     if written and not x.flags.writeable:
         raise UsageError("the array is read-only; pass a writable one, or use the form that copies")
     contiguous = x if x.flags.c_contiguous else copy_of(x)
+    if type(contiguous) is not np.ndarray:  # a matrix, or mapped: its elements alone count
+        contiguous = np.asarray(contiguous)
     if x.dtype in _OWN:  # not by its name, which takes NumPy longer than all else here
         return contiguous, None
     if _is_bfloat16(x.dtype):

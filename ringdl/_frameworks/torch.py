@@ -32,7 +32,14 @@ def for_engine(x: torch.Tensor, *, written: bool) -> tuple[torch.Tensor, DType |
         )
     if x.layout != torch.strided:
         raise UsageError(f"the tensor has layout {x.layout}; pass a dense one (.to_dense())")
+    _refuse_freed(x)
     return x.detach().resolve_neg().contiguous(), None
+
+
+def _refuse_freed(x: torch.Tensor) -> None:
+    """PyTorch itself would read what is not there."""
+    if x.data_ptr() == 0 and x.numel() > 0:
+        raise UsageError("the tensor has no memory: its storage was freed")
 
 
 def handed(array: torch.Tensor) -> torch.Tensor | DeviceArray:
@@ -59,6 +66,7 @@ def in_numpy(x: torch.Tensor) -> np.ndarray[Any, Any] | None:
         and x.layout == torch.strided
         and x.is_contiguous()
         and not x.is_neg()
+        and (x.data_ptr() != 0 or x.numel() == 0)
     )
     return x.detach().numpy() if is_plain else None
 
@@ -74,6 +82,8 @@ def copy_of(x: torch.Tensor) -> torch.Tensor:
     """See `ringdl._arrays.Framework.copy_of`."""
     if x.layout != torch.strided:
         return x  # for_engine() reports what is wrong with it
+    if x.device.type == "cpu":
+        _refuse_freed(x)
     return x.detach().clone(memory_format=torch.contiguous_format)
 
 

@@ -164,8 +164,11 @@ class Gradients(Generic[A]):
         self.averages_at_end = self._is_last_pass()
         if self.averages_at_end:
             self._follow()
+        self.end_failed_pass()
+
+    def end_failed_pass(self) -> None:
+        """If the last pass failed half-way: the other ranks wait for what it has begun."""
         if self._rounds.ready and self._epoch == self.communicator.epoch:
-            # The last pass failed half-way; the other ranks wait for what it has begun.
             self._reduce([None] * len(self._store.specs))
 
     def arrived(self, index: int, is_final: bool = True) -> bool:

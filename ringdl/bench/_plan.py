@@ -177,7 +177,7 @@ def _algorithms(text: str | None) -> tuple[str, ...]:
 def _roots(text: str, ranks: int) -> tuple[int, ...]:
     if text == "all":
         return tuple(range(ranks))
-    if not text.isdigit() or int(text) >= ranks:
+    if not text.isdecimal() or int(text) >= ranks:
         raise UsageError(f"-r {text} is not a rank; ranks are 0 to {ranks - 1}, or say all")
     return (int(text),)
 

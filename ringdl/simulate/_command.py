@@ -46,7 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         _check_files(chosen)
         run: Callable[[argparse.Namespace], None] = chosen.run
         run(chosen)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # else it was closed
+            sys.stdout.flush()
     except BrokenPipeError:  # whoever read this has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UsageError, Error) as error:

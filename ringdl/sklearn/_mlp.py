@@ -53,6 +53,8 @@ class _Steps:
 
     def begin_epoch(self) -> None:
         self.done, self.loss = 0, 0.0
+        self.seen = 0.0
+        """Rows that were trained on; a rank whose rows have no weight has none."""
 
     def allocate(self, coefs: list[Array], intercepts: list[Array]) -> None:
         """Make the memory in which gradients are summed. Collective."""
@@ -145,7 +147,7 @@ class _Together(BaseMultilayerPerceptron):
         self, X: Any, y: Any, sample_weight: Any, *arguments: Any
     ) -> tuple[float, list[Array], list[Array]]:
         loss, rows = 0.0, 0 if self._steps.rows.X.shape[0] == 0 else X.shape[0]
-        weight = float(rows if sample_weight is None else sample_weight.sum())
+        weight = float(rows if sample_weight is None or rows == 0 else sample_weight.sum())
         if rows > 0 and weight > 0:
             mean, *_ = super()._backprop(X, y, sample_weight, *arguments)
             loss = mean * weight - self._penalty()
@@ -180,6 +182,7 @@ class _Together(BaseMultilayerPerceptron):
             gradient /= total
         mean = float(steps.summed[0]) / total
         steps.loss += mean * float(steps.summed[2])
+        steps.seen += float(steps.summed[2])
         steps.done += 1
         return mean, [*steps.coefs], [*steps.intercepts]
 
@@ -193,7 +196,7 @@ class _Together(BaseMultilayerPerceptron):
         while steps.done < steps.count:
             _, coefs, intercepts = self._step(0.0, 0.0, 0)
             self._optimizer.update_params(self.coefs_ + self.intercepts_, coefs + intercepts)
-        self.loss_ = self.loss_curve_[-1] = steps.loss / steps.row_count
+        self.loss_ = self.loss_curve_[-1] = steps.loss / (steps.seen or 1.0)
         self.t_ += steps.row_count - steps.own_row_count
         steps.begin_epoch()
         super()._update_no_improvement_count(*arguments)

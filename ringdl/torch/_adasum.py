@@ -58,6 +58,7 @@ class Changes:
         check_replicas: bool = True,
     ) -> None:
         self.named = named
+        self._trained = [pair for pair in named if pair[1].requires_grad]
         self._checks_replicas = check_replicas
         self._wire = None if compression is None else getattr(torch, compression)
         self.communicator = communicator
@@ -77,7 +78,7 @@ class Changes:
             name = f"{self._key}.replicas"
             replicas.check([*replicas_of(self.named)], self.communicator, name, HOW_TO_MEND)
             self._are_replicas_checked = True
-        self._before = [parameter.detach().clone() for _, parameter in self.named]
+        self._before = [parameter.detach().clone() for _, parameter in self._trained]
 
     @torch.no_grad()
     def end(self) -> None:
@@ -85,7 +86,7 @@ class Changes:
         if self._before is None:
             return
         before, self._before = self._before, None
-        pairs = [*zip(before, (parameter for _, parameter in self.named), strict=True)]
+        pairs = [*zip(before, (parameter for _, parameter in self._trained), strict=True)]
         changes = [self._narrow(parameter - old) for old, parameter in pairs]
         combined = [torch.view_as_real(each) if each.is_complex() else each for each in changes]
         was_checked, self._are_replicas_checked = self._are_replicas_checked, False
@@ -115,6 +116,7 @@ def combine_steps(optimizer: torch.optim.Optimizer, changes: Changes) -> None:
 @uncompiled
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     assert isinstance(optimizer, AdasumDistributed)
+    optimizer._ringdl_refuse_unfrozen("combined")
     optimizer._ringdl_changes.begin()
 
 

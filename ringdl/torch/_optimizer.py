@@ -227,6 +227,7 @@ class Distributed(Wrapped):
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Zero the gradients; a rank without a backward after it joins in ``step()``."""
+        self._ringdl_gradients.end_failed_pass()  # before what is in flight is written into
         super().zero_grad(*args, **kwargs)
         self._ringdl_gradients.expect_round()
 
@@ -271,6 +272,8 @@ def _before_step(
     gradients.refuse_replaced()
     _warn_of_synchronize(optimizer)
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):  # something that this optimizer's step takes
+        closure = None
     averages = optimizer._ringdl_averages and not optimizer._ringdl_skips
     if averages and (gradients.is_pending or closure is None):
         gradients.synchronize()

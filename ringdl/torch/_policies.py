@@ -190,7 +190,7 @@ def _before_step(
     assert isinstance(optimizer, Following)
     optimizer._ringdl_refuse_unfrozen("exchanged")
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    optimizer._ringdl_model.has_closure = closure is not None
+    optimizer._ringdl_model.has_closure = callable(closure)
     optimizer._ringdl_following.before_step()
 
 

@@ -59,6 +59,9 @@ def broadcast_parameters(
         name, tensor = value if isinstance(value, tuple) else (str(key), value)
         if not isinstance(tensor, torch.Tensor):
             continue
+        if tensor.layout != torch.strided:
+            unfit = f"{name!r} is sparse; leave it out, or pass its .to_dense()"
+            tensor = torch.empty(0)
         if tensor.device.type not in ("cpu", "cuda"):
             unfit = f"{name!r} is on {tensor.device}; move the model to the CPU or a CUDA device"
         if name in named and tensor.data_ptr() != named[name].data_ptr():

@@ -112,6 +112,7 @@ def wrap(
     """
     optimizer.__class__ = type(type(optimizer).__name__, (kind, type(optimizer)), {})
     assert isinstance(optimizer, Wrapped)
+    optimizer._patch_step_function()  # one that has not called its base's constructor has no hooks
     optimizer._ringdl_named_parameters = named
     optimizer._ringdl_frozen = [pair for pair in named if not pair[1].requires_grad]
     optimizer._ringdl_hooks = []

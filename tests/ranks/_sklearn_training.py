@@ -232,6 +232,36 @@ def check_descent_without_weight(comm: Communicator) -> None:
     assert (found.coef_ == without.coef_).all()
 
 
+def check_weights_where_ranks_have_none(comm: Communicator) -> None:
+    """Perceptrons by steps whose length is by the weights' sum, which Adam's is not."""
+    X = features(24)
+    y, weight = targets(X), np.linspace(0.1, 0.5, 24)
+    estimator = MLPRegressor(
+        hidden_layer_sizes=(4,),
+        solver="sgd",
+        shuffle=False,
+        random_state=1,
+        max_iter=20,
+        batch_size=100,
+    )
+    for kept in (24, 20):
+        its = np.where(np.arange(24) < kept, weight, 0)
+        rest = np.arange(24) >= kept if kept < 24 else np.zeros(24, bool)
+        mine = (
+            rest
+            if comm.rank == 0
+            else ~rest & (np.arange(24) % max(1, comm.size - 1) == comm.rank - 1)
+        )
+        mine = np.ones(24, bool) if comm.size == 1 else mine
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            whole = sklearn.base.clone(estimator).fit(X, y, its)
+            found = DistributedEstimator(estimator).fit(X[mine], y[mine], its[mine])
+        np.testing.assert_allclose(found.loss_, whole.loss_, rtol=1e-9)
+        for own, other in zip(found.coefs_, whole.coefs_, strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-7, atol=1e-9)
+
+
 def check_descent_stops(comm: Communicator) -> None:
     """By the objective of all rows, on all ranks at once; with weights, and without rows."""
     X = StandardScaler().fit_transform(features(300))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import ml_dtypes
 import numpy as np
 
@@ -75,6 +77,26 @@ def check_copies_of_views(comm: Communicator) -> None:
     assert np.array_equal(base, np.arange(40.0).reshape(5, 8) + comm.rank)
     last = comm.broadcast(base[:, 3], comm.size - 1)
     assert np.array_equal(last, np.arange(40.0).reshape(5, 8)[:, 3] + comm.size - 1)
+
+
+def check_subclasses(comm: Communicator) -> None:
+    """They are reduced by their elements, and may be of another class on each rank."""
+    size = comm.size
+    total = size * (size + 1) / 2
+    masked = np.ma.array([1.0, 2.0], mask=[False, True]) * (comm.rank + 1)
+    group = [np.full((1, 2), comm.rank + 1.0), np.full(3, comm.rank + 1.0), masked]
+    if comm.rank == 0:
+        with tempfile.TemporaryFile() as file:
+            mapped = np.memmap(file, float, "w+", shape=3)
+            mapped[:] = group[1]
+            group[:2] = [np.asmatrix(group[0]), mapped]
+            comm.grouped_allreduce_(group, ringdl.Sum)
+    else:
+        comm.grouped_allreduce_(group, ringdl.Sum)
+    for each in group[:2]:
+        assert (np.asarray(each) == total).all()
+    assert masked.mask.tolist() == [False, True]
+    assert masked.data[0] == total
 
 
 def check_refused(comm: Communicator) -> None:

@@ -88,6 +88,8 @@ def check_what_cannot_be_answered(comm: Communicator) -> None:
         with expect(ringdl.UsageError, "has joined", "before any rank calls join()"):
             comm.split(0)
         with expect(ringdl.UsageError, "has joined", "before any rank calls join()"):
+            ringdl.Grid(communicator=comm)
+        with expect(ringdl.UsageError, "has joined", "before any rank calls join()"):
             ringdl.Buckets([("a", (3,), "float32")])
         if comm.rank == 0:
             with expect(ringdl.UsageError, "rank 1 has joined and neither sends nor receives"):

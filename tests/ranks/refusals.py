@@ -108,6 +108,46 @@ def check_groups_of_arrays(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_options_of_groups(comm: Communicator) -> None:
+    """All parts count as made, though these are of several dtypes; and nothing is reduced."""
+    group = [np.ones(3, np.int64), np.ones(3, np.float32), np.ones(3)]
+    for name in (None, "group"):
+        one_refuses(
+            comm,
+            lambda how, name=name: comm.grouped_allreduce_(
+                group, ringdl.Sum, name, compression=how
+            ),
+            None,
+            "bad",
+            "allreduce",
+            "compression is 'bad'",
+        )
+    with expect(ringdl.UsageError, "compression is for sums and averages"):
+        comm.grouped_allreduce_(group, ringdl.Max, compression="float16")
+    assert all((each == 1).all() for each in group)
+    go_on(comm)
+
+
+@needs(ranks=2)
+def check_errors_that_are_not_ours(comm: Communicator) -> None:
+    """Of arguments that raise something else than ringdl does."""
+
+    def raises() -> Any:
+        yield ("a", (3,), "float32")
+        raise ZeroDivisionError
+
+    is_first = comm.rank == 0
+    other = ringdl.MismatchError
+    with expect(ringdl.UsageError if is_first else other, "split: color is 'a'", within=SOON):
+        comm.split("a" if is_first else 0)  # type: ignore[arg-type]
+    with expect(Exception, "ZeroDivisionError", within=SOON):
+        ringdl.Buckets(raises() if is_first else [("a", (3,), "float32")], communicator=comm)
+    with expect(ZeroDivisionError if is_first else other, within=SOON):
+        comm.grouped_allreduce((1 / 0 for _ in "a") if is_first else [np.ones(1)])  # type: ignore[arg-type]
+    go_on(comm)
+
+
+@needs(ranks=2)
 def check_all_refuse(comm: Communicator) -> None:
     """As where a script tries, and all ranks go on with something else."""
     for call in (comm.allreduce, comm.allgather, comm.broadcast):

@@ -75,3 +75,21 @@ def check_options() -> None:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.SGD
     assert type(copy.deepcopy(optimizer)) is torch.optim.SGD
+
+
+def check_frozen_parameters() -> None:
+    """They take no part, and may be of any dtype; but later they must not have gradients."""
+    trained = torch.nn.Parameter(torch.ones(2))
+    frozen = torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    late = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    its = {"trained": trained, "frozen": frozen, "late": late}
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(its.values(), lr=0.1), its.items(), op=hvd.Adasum
+    )
+    trained.grad = torch.full((2,), 1.0 + ringdl.rank())
+    optimizer.step()
+    assert_same_bits([trained])
+    assert frozen.tolist() == [1] * 3
+    late.requires_grad_(True).grad = torch.ones(2)
+    with expect(ringdl.UsageError, "'late' has a gradient", "not combined"):
+        optimizer.step()

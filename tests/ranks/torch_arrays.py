@@ -81,6 +81,11 @@ def check_tensors_refused(comm: Communicator) -> None:
             call(torch.eye(3).to_sparse())
         with expect(ringdl.UsageError, "meta"):
             call(torch.zeros(3, device="meta"))
+        freed = torch.ones(3)
+        freed.untyped_storage().resize_(0)
+        for name in (None, "freed"):
+            with expect(ringdl.UsageError, "its storage was freed"):
+                call(freed, name=name)
     comm.barrier()
 
 

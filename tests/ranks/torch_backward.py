@@ -4,6 +4,7 @@ failures."""
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 
 import torch
@@ -395,6 +396,27 @@ def check_backward_after_a_failed_one() -> None:
             with expect(ArithmeticError, "fails"):
                 loss.backward()
             optimizer.zero_grad()
+        loss_of(model, part(inputs), part(targets)).backward()
+        optimizer.step()
+        take_step(reference, reference_optimizer, inputs, targets)
+    assert_close(model, reference)
+
+
+def check_zeroing_after_a_failed_backward() -> None:
+    """In place, while what it has begun is in flight."""
+    model, reference = make_mlp(), make_mlp()
+    optimizer = wrap(OPTIMIZERS["sgd"](model.parameters()), model)
+    reference_optimizer = OPTIMIZERS["sgd"](reference.parameters())
+    for step in range(4):
+        inputs, targets = whole_batch(step)
+        optimizer.zero_grad(set_to_none=False)
+        if step == 2:
+            if ringdl.rank() == ringdl.size() - 1:
+                time.sleep(0.2)
+            loss = model[2:](_Fails.apply(model[:2](part(inputs)))).sum()
+            with expect(ArithmeticError, "fails"):
+                loss.backward()
+            optimizer.zero_grad(set_to_none=False)
         loss_of(model, part(inputs), part(targets)).backward()
         optimizer.step()
         take_step(reference, reference_optimizer, inputs, targets)

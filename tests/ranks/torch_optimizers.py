@@ -4,7 +4,9 @@ also after a broadcast of the root's state in the middle."""
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -167,3 +169,31 @@ def check_no_optimizer_is_left_out() -> None:
     tried = {type(make(make_model().parameters())) for make_model, make in CASES.values()}
     assert classes - bases == tried
     assert len(CASES) >= 20
+
+
+class Lookahead(torch.optim.Optimizer):
+    """One that does not call its base's constructor, as some outside of PyTorch do not."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        self._base, self.param_groups = base, base.param_groups
+        self.state, self.defaults = base.state, base.defaults
+
+    def step(self, closure: Any = None) -> Any:
+        return self._base.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._base.zero_grad(set_to_none)
+
+
+def check_optimizers_without_hooks() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(
+        Lookahead(torch.optim.SGD([weight], lr=1.0)),
+        [("weight", weight)],
+        backward_passes_per_step=2,
+    )
+    (weight.sum() * ringdl.rank()).backward()  # of two: averaged in step()
+    optimizer.step()
+    assert weight.tolist() == [-(ringdl.size() - 1) / 2] * 2

@@ -268,6 +268,8 @@ def check_tensors_that_cannot_be_broadcast() -> None:
     pair = [("weight", torch.zeros(2)), ("weight", torch.ones(2))]
     with expect(ringdl.MismatchError, "two tensors are called 'weight'"):
         hvd.broadcast_parameters(pair)
+    with expect(ringdl.MismatchError, "'sparse' is sparse; leave it out"):
+        hvd.broadcast_parameters({"sparse": torch.eye(2).to_sparse()})
     wide = torch.zeros(1, 3).expand(2, 3) if ringdl.rank() == last else torch.zeros(2, 3)
     with expect(ringdl.MismatchError, "elements of 'wide' share memory", f"rank {last}"):
         hvd.broadcast_parameters({"wide": wide})

@@ -123,6 +123,14 @@ def test_digests_of_closures_and_of_values_in_modules(monkeypatch: pytest.Monkey
     before = made("return a + math.tau * b")
     monkeypatch.setattr(math, "tau", 6.0)
     assert made("return a + math.tau * b") != before
+    inner, outer = types.ModuleType("inner"), types.ModuleType("outer")
+    outer.inner = inner  # type: ignore[attr-defined]
+    digests = set()
+    for value in ((1.0,), (2.0,), np.ones(1), np.zeros(1), np.int64(1), np.int64(2)):
+        inner.its = outer.its = value  # type: ignore[attr-defined]
+        for text in ("return a + outer.its[0]", "return a + outer.inner.its[0]"):
+            digests.add(made(text, outer=outer))
+    assert len(digests) == 12
 
 
 def test_digests_are_the_same_in_every_process() -> None:

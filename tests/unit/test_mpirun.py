@@ -337,6 +337,14 @@ def test_elastic_is_for_open_mpi_5() -> None:
             compose_elastic(library)
 
 
+def test_arguments_that_mpirun_takes_are_refused() -> None:
+    newer = Library(_mpirun.OPEN_MPI, "5.0.11", Path("/opt/lib/libmpi.so.40"), "4.1.2")
+    for library, word in ((newer, ":"), (MPICH, ":"), (newer, "--map-by")):
+        with pytest.raises(LaunchError, match=f"takes the script's argument '{word}'"):
+            compose(library, Path("mpirun"), 2, ["x", word, "y"], cores=EIGHT, environ={})
+    assert compose(MPICH, Path("mpirun"), 2, ["x", "--map-by"], cores=EIGHT, environ={})
+
+
 def test_real_ranks_find_each_other(mpi_python: str, tmp_path: Path) -> None:
     script = tmp_path / "size.py"
     script.write_text("from mpi4py import MPI\nprint(f'size {MPI.COMM_WORLD.allreduce(1)}')\n")
