@@ -25,7 +25,7 @@ def seconds_of(timeout: Any) -> float:
     """
     try:
         seconds = float("nan" if isinstance(timeout, str) else timeout)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         seconds = float("nan")
     if not seconds >= 0:
         raise UsageError(f"timeout is {timeout!r}; pass a number of seconds, not less than 0")
@@ -137,8 +137,16 @@ class GroupedWork(_Waitable[list[Each]], Generic[Each]):
         """
 
         def until_ended() -> None:
-            for work in self._works:
-                work.wait(timeout)
+            first: Exception | None = None
+            for work in self._works:  # all of them: their arrays are off limits until then
+                try:
+                    work.wait(timeout)
+                except StallError:
+                    raise
+                except Exception as error:
+                    first = first or error
+            if first is not None:
+                raise first
 
         return self._wait(until_ended)
 

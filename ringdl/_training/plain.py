@@ -127,6 +127,18 @@ class DistributedOptimizer(Generic[A]):
         self._names: list[str] | None = None
         self._passes_made = self._times = 0
 
+    def __getattr__(self, name: str) -> Any:
+        """What the optimizer itself has, as its learning rate."""
+        if name.startswith("_") or name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = name.startswith("_") or name == "optimizer" or hasattr(type(self), name)
+        if not is_own and not hasattr(self.optimizer, name):
+            raise AttributeError(f"{type(self.optimizer).__name__} has no {name!r} to be set")
+        object.__setattr__(self if is_own else self.optimizer, name, value)
+
     def step(self, parameters: Arrays, gradients: Arrays) -> bool:
         """Average the gradients, and change the parameters. Collective.
 

@@ -8,6 +8,7 @@ import ringdl
 from ringdl._engine import Reduction
 from ringdl._training.compression import AnyCompression, wire_of
 from ringdl._training.options import check_policy
+from ringdl.jax._collectives import allreduce
 from ringdl.jax._gradients import average_gradients
 from ringdl.jax._plan import BUCKET_BYTES
 from ringdl.jax._ranks import ranks_of
@@ -24,6 +25,9 @@ def DistributedOptimizer(  # noqa: N802
 ) -> Any:
     """``optax.chain(average_gradients(...), optimizer)``, under the name of other frameworks.
 
+    Of what else ``update`` is given, the optimizer gets the averages, too: of ``value``, by which
+    ``reduce_on_plateau`` decides, and of ``grad``. Else ranks would decide differently.
+
     With a policy, ``update`` needs the parameters. What it changes in them is an update, too, so
     parameters that ranks have averaged are equal but for the rounding of ``apply_updates``.
 
@@ -36,7 +40,8 @@ def DistributedOptimizer(  # noqa: N802
         policy: when ranks exchange what: one of `ringdl.policies`, by default ``AllReduce()``.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none; or, of ``update``, it is given a ``value_fn``, which line searches
+            would evaluate on each rank by itself.
     """
     import optax
 
@@ -46,9 +51,38 @@ def DistributedOptimizer(  # noqa: N802
         )
     chosen = check_policy(policy, op, wire_of(compression), handed=True)
     if chosen is None:
-        return optax.chain(
-            average_gradients(op, bucket_bytes, communicator, compression), optimizer
-        )
+        averaging = average_gradients(op, bucket_bytes, communicator, compression)
+        return _chained(averaging, optimizer, op, communicator)
     from ringdl.jax._policies import follow
 
     return follow(optimizer, chosen, ranks_of(communicator))
+
+
+def _chained(
+    averaging: Any, optimizer: Any, op: Reduction, communicator: ringdl.Communicator | None
+) -> Any:
+    import optax
+
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> tuple[Any, Any]:
+        return averaging.init(params), inner.init(params)
+
+    def update(
+        updates: Any, state: tuple[Any, Any], params: Any = None, **extra: Any
+    ) -> tuple[Any, tuple[Any, Any]]:
+        if extra.get("value_fn") is not None and ranks_of(communicator).communicator.size > 1:
+            raise ringdl.UsageError(
+                "a line search evaluates value_fn on each rank's own data, and so each rank would "
+                "make another step; take an optimizer without one, as "
+                "optax.lbfgs(learning_rate, linesearch=None)"
+            )
+        averages, its = averaging.update(updates, state[0], params)
+        if extra.get("value") is not None:
+            extra["value"] = allreduce(extra["value"], op, communicator)
+        if extra.get("grad") is not None:
+            extra["grad"] = averages
+        changed, own = inner.update(averages, state[1], params, **extra)
+        return changed, (its, own)
+
+    return optax.GradientTransformationExtraArgs(init, update)

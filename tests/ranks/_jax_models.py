@@ -256,6 +256,36 @@ def check_distributed_optimizer(comm: Communicator) -> None:
         rj.DistributedOptimizer(its)
 
 
+def check_optimizers_that_see_the_loss(comm: Communicator) -> None:
+    """They see that of all ranks, and decide alike."""
+    its = {"w": jnp.ones(3)}
+    optimizer = rj.DistributedOptimizer(
+        optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, factor=0.5))
+    )
+    state = optimizer.init(its)
+    update = jax.jit(optimizer.update)
+    for step in range(6):
+        value = jnp.asarray(1.0 if comm.rank == 0 else float(step))
+        updates, state = update({"w": jnp.full(3, float(comm.rank))}, state, its, value=value)
+        its = optax.apply_updates(its, updates)
+    assert_same_bits(comm, np.asarray(its["w"]), np.asarray(state[1][1].scale))
+    seen = []
+    spy = optax.GradientTransformationExtraArgs(
+        lambda params: (),
+        lambda updates, state, params=None, *, grad: (seen.append(grad), (updates, state))[1],
+    )
+    optimizer = rj.DistributedOptimizer(spy)
+    gradients = {"w": jnp.full(3, float(comm.rank))}
+    updates, _ = optimizer.update(gradients, optimizer.init(its), its, grad=gradients)
+    assert (np.asarray(seen[0]["w"]) == np.asarray(updates["w"])).all()
+    if comm.size > 1:
+        lbfgs = rj.DistributedOptimizer(optax.lbfgs())
+        with expect(ringdl.UsageError, "a line search evaluates value_fn on each rank's own data"):
+            lbfgs.update(
+                gradients, lbfgs.init(its), its, value=1.0, grad=gradients, value_fn=lambda _: 1.0
+            )
+
+
 @needs(ranks=2)
 def check_unequal_replicas(comm: Communicator) -> None:
     """Found at the first step, with the call that mends it; of equal ones nothing is said later."""

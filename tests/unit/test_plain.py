@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ringdl
 import ringdl.numpy as rn
 
 torch = pytest.importorskip("torch")
@@ -37,3 +38,17 @@ def test_steps_are_those_of_pytorch(own: Any, make: Any) -> None:
         theirs.step()
     for array, tensor in zip(arrays, tensors, strict=True):
         np.testing.assert_allclose(array, tensor.detach().numpy(), rtol=1e-10, atol=1e-13)
+
+
+def test_the_optimizers_own_attributes() -> None:
+    """They are read and set through the wrapper, which has none of such names."""
+    ringdl.init()
+    optimizer: Any = rn.DistributedOptimizer(rn.SGD(1.0))
+    assert optimizer.lr == 1.0
+    optimizer.lr = 0.1
+    weight = np.zeros(1)
+    optimizer.step([weight], [np.ones(1)])
+    assert weight[0] == -0.1
+    with pytest.raises(AttributeError, match="SGD has no 'rate'"):
+        optimizer.rate = 0.1
+    ringdl.shutdown()
