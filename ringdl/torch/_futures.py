@@ -117,10 +117,12 @@ class DistributedWork(c10d.Work):
         self._results = list(results)
         self._future: Future | None = None
         self._is_awaited = False
+        self._is_released = False
         self._recording: Recording | None = None
 
     def begun(self, timeout: float | None, recording: Recording | None) -> None:
         """Take the call's timeout, in seconds, and the event that ends with the work."""
+        _release_ended()
         if timeout is not None:
             for work in _works_of(self.handle):
                 work._timeout = timeout
@@ -176,6 +178,12 @@ class DistributedWork(c10d.Work):
             return error
         return None
 
+    def release_if_ended(self) -> None:
+        """Keep no tensors any more, if it has ended well: whoever waits for it need not."""
+        if not self._is_released and self.handle.done() and self._finish() is None:
+            self._is_released = True
+            self.handle, self._results = Handle([], nothing), []
+
     def result(self) -> list[torch.Tensor]:
         """The tensors that results are in."""
         return self._results
@@ -221,6 +229,12 @@ class DistributedWork(c10d.Work):
 _dropped: deque[DistributedWork] = deque(maxlen=64)
 """The last works that Python let go of without waiting. C++ may hold them and wait, as DDP's
 ``join()`` does: without its Python half a work would never end."""
+
+
+def _release_ended() -> None:
+    for work in [*_dropped]:
+        work.release_if_ended()
+
 
 _Deliver = Callable[[Exception | None], None]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -295,6 +297,22 @@ def check_futures_end_with_their_works(comm: Communicator) -> None:
     elif comm.rank == 0:
         assert later.wait() == [1.0, 1.0]
         assert message.is_completed()
+
+
+@needs(ranks=2)
+def check_dropped_works_keep_no_tensors(comm: Communicator) -> None:
+    """Once they have ended, and another one has begun."""
+    start(comm)
+    dropped = []
+    for _ in range(10):
+        x = torch.ones(1000)
+        dropped.append(weakref.ref(x))
+        dist.all_reduce(x, async_op=True)
+        del x
+    dist.barrier()
+    dist.barrier()
+    gc.collect()
+    assert [each for each in dropped if each() is not None] == []
 
 
 @needs(ranks=2)
