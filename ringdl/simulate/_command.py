@@ -288,4 +288,7 @@ def _write(chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
     what = ("size", "model", "compute", "bucket")
     given = {name: getattr(chosen, name) for name in what if hasattr(chosen, name)}
     content = given | {"cluster": dataclasses.asdict(_cluster(chosen)), "rows": rows}
-    Path(chosen.output_file).write_text(json.dumps(content, indent=1) + "\n")
+    try:
+        Path(chosen.output_file).write_text(json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(f"{chosen.output_file} cannot be written: {error.strerror}") from None

@@ -212,6 +212,7 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "8", "--hosts", "4", "--algorithm", "mpi"], "ranks that MPI has started"),
         (["--ranks", "8", "--hosts", "8", "--algorithm", "direct", "--scaling"], "share memory"),
         (["--ranks", "2", "--hosts", "2", "-J", "/nonexistent/x.json"], "cannot be written"),
+        (["--ranks", "2", "--hosts", "2", "-J", "/dev/full"], "No space left on device"),
         (["--ranks", "2", "--hosts", "2", "--size", "1000000G"], "memory"),
         (["--ranks", "2", "--hosts", "2", "--link", "1kbit"], "longer than a day"),
     ):
