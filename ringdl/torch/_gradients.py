@@ -165,7 +165,18 @@ class Hooks:
             hook = _make_hook(weakref.ref(self), index)
             handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
             _owners[id(parameter)] = self
+        self._handles = handles
         self._remove = weakref.finalize(self, _remove_all, handles)
+
+    def come_last(self) -> None:
+        """Run after hooks that were registered since, which may change gradients.
+
+        Called between backward passes. In the first one nothing is averaged before its end.
+        """
+        for parameter, handle in zip(self._store.parameters, self._handles, strict=True):
+            hooks = parameter._post_accumulate_grad_hooks
+            if hooks and handle.id in hooks and next(reversed(hooks)) != handle.id:
+                hooks[handle.id] = hooks.pop(handle.id)
 
     def replace(self, by: torch.Tensor | None = None) -> None:
         """Others average these parameters from now on, for another optimizer: this one, say."""

@@ -296,6 +296,7 @@ def _after_step(
 ) -> None:
     assert isinstance(optimizer, Distributed)
     optimizer._ringdl_gradients.finish_step()
+    optimizer._ringdl_backward.come_last()
     if optimizer._ringdl_following is not None:
         optimizer._ringdl_following.after_step()
         optimizer._ringdl_gradients.is_local = not optimizer._ringdl_averages

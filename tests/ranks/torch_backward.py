@@ -423,6 +423,25 @@ def check_zeroing_after_a_failed_backward() -> None:
     assert_close(model, reference)
 
 
+def check_hooks_that_change_gradients() -> None:
+    """Each rank's own, before they are averaged, also those of after the optimizer was wrapped."""
+
+    def clamp(its: torch.Tensor) -> None:
+        its.grad.clamp_(max=2.5)
+
+    layers = [torch.nn.Parameter(torch.zeros(100_000)) for _ in range(3)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers, lr=0.0))
+    for each in layers:
+        each.register_post_accumulate_grad_hook(clamp)
+    mean = sum(min(rank + 1, 2.5) for rank in range(ringdl.size())) / ringdl.size()
+    for _ in range(4):
+        optimizer.zero_grad()
+        sum(each.sum() * (ringdl.rank() + 1) for each in layers).backward()
+        for each in layers:
+            torch.testing.assert_close(each.grad, torch.full_like(each, mean))
+        optimizer.step()
+
+
 def check_gradient_made_elsewhere() -> None:
     """Gradients that the script assigned itself are averaged in ``step()``."""
     layer = torch.nn.Linear(2, 2).double()
