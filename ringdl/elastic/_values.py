@@ -67,10 +67,12 @@ def _undo_casts(value: Any, saved: Any) -> None:
         return
     parameters = [each for group in value.param_groups for each in group["params"]]
     for index, parameter in enumerate(parameters):
+        its = value.state.get(parameter, {})
         for key, kept in saved["state"].get(index, {}).items():
-            own = value.state[parameter][key]
-            if isinstance(kept, torch.Tensor) and kept.dtype != own.dtype:
-                value.state[parameter][key] = kept.detach().clone().to(own.device)
+            own = its.get(key)
+            are_tensors = isinstance(kept, torch.Tensor) and isinstance(own, torch.Tensor)
+            if are_tensors and kept.dtype != own.dtype:
+                its[key] = kept.detach().clone().to(own.device)
 
 
 def _is_tensor(value: Any) -> bool:
