@@ -149,7 +149,7 @@ class Communicator(Reductions, Objects):
             try:
                 color, key = color if color is None else index(color), index(key)
                 mine = np.array([[color is not None, color or 0, key]], np.int64)
-            except (OverflowError, TypeError):
+            except OverflowError:
                 raise UsageError(
                     f"split: color is {color!r} and key {key!r}; pass whole numbers of 64 bits"
                 ) from None

@@ -146,7 +146,10 @@ class GroupedWork(_Waitable[list[Each]], Generic[Each]):
                 except Exception as error:
                     first = first or error
             if first is not None:
-                raise first
+                try:
+                    raise first
+                finally:
+                    del first  # it holds this frame, and so the works, in a cycle
 
         return self._wait(until_ended)
 
