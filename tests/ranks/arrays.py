@@ -89,7 +89,7 @@ def check_subclasses(comm: Communicator) -> None:
         with tempfile.TemporaryFile() as file:
             mapped = np.memmap(file, float, "w+", shape=3)
             mapped[:] = group[1]
-            group[:2] = [np.asmatrix(group[0]), mapped]
+            group[:2] = [group[0].view(np.matrix), mapped]
             comm.grouped_allreduce_(group, ringdl.Sum)
     else:
         comm.grouped_allreduce_(group, ringdl.Sum)
