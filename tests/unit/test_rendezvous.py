@@ -93,7 +93,10 @@ def test_two_processes_of_a_rank_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
         ends = [pool.submit(meet, store, "a", job(rank, 2), "x", 5) for rank in (0, 1, 1)]
         errors = [end.exception() for end in ends]
     assert errors[0] is None
-    assert sorted(str(error)[:26] for error in errors[1:]) == ["None", "another process is rank 1 "]
+    met, told = sorted(errors[1:], key=lambda error: error is not None)
+    assert met is None
+    # Where both have marked their place before rank 0 looked, the later one is told by its timeout.
+    assert "another process is rank 1 " in str(told) or "has not met all others" in str(told)
 
 
 def test_a_member_is_told_as_text() -> None:
