@@ -282,18 +282,21 @@ def _export(vendor: str, name: str, value: str) -> list[str]:
     return []
 
 
-def _ask_version(mpirun: Path) -> tuple[str, str] | None:
+def _ask_version(mpirun: Path) -> tuple[tuple[str, str] | None, str]:
+    """Its MPI and that one's version, if they are known, and else what it says."""
     try:
         child = subprocess.run(
             [mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return identify_mpirun(child.stdout + child.stderr)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"does not run: {error}"
+    said = " ".join((child.stderr or child.stdout).split())
+    why = f"does not run: {said:.200}" if child.returncode else "is of an unknown MPI"
+    return identify_mpirun(child.stdout + child.stderr), why
 
 
 def _belongs(library: Library, mpirun: Path) -> bool:
-    found = _ask_version(mpirun)
+    found, _ = _ask_version(mpirun)
     if found is None or found[0] != library.vendor:
         return False
     if library.vendor == INTEL_MPI:  # one says 2021.9, the other may say 2021.9.0
@@ -302,14 +305,5 @@ def _belongs(library: Library, mpirun: Path) -> bool:
 
 
 def _what_is(mpirun: Path) -> str:
-    found = _ask_version(mpirun)
-    if found:
-        return f"belongs to {found[0]} {found[1]}"
-    try:
-        child = subprocess.run(
-            [mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not run: {error}"
-    said = " ".join((child.stderr or child.stdout).split())
-    return f"does not run: {said:.200}" if child.returncode else "is of an unknown MPI"
+    found, why = _ask_version(mpirun)
+    return f"belongs to {found[0]} {found[1]}" if found else why

@@ -309,19 +309,6 @@ class Reductions(Base):
         operand = _arrays.operand(x, written=True)
         return self._reduce(name, operand, op, algorithm, compression, is_async=is_async)
 
-    @refusing(Kind.allreduce)
-    def _reduce(
-        self,
-        name: str | None,
-        operand: _arrays.Operand,
-        op: Op,
-        algorithm: AlgorithmName | None,
-        compression: CompressionName | None,
-        *,
-        is_async: bool,
-    ) -> Work[Any]:
-        return self._begin_to_reduce(name, operand, op, algorithm, compression, is_async=is_async)
-
     def _begin_to_reduce(
         self,
         name: str | None,
@@ -352,6 +339,8 @@ class Reductions(Base):
             is_async=is_async,
             **operation,
         )
+
+    _reduce = refusing(Kind.allreduce)(_begin_to_reduce)
 
     @refusing(Kind.reducescatter)
     def _reducescatter(

@@ -146,8 +146,8 @@ def meet(store: Any, prefix: str, job: StoreJob, own: str, timeout: float) -> li
 
     torchrun keeps its store when it starts ranks anew, with the texts of those before. So each rank
     marks its own; rank 0 collects, and tells all of them with their marks, again if some rank does
-    not find its own there. Once all have, they have met. All together ask the store some six times
-    per rank.
+    not find its own there. Once all have, they have met. All together ask the store some seven
+    times per rank.
 
     Args:
         store: of PyTorch, shared by the ranks.
@@ -230,12 +230,13 @@ class _Meeting:
             return False
         self._head = head
         rows = json.loads(self._store.get(f"{self._prefix}/all"))
+        # Whoever came last meets: rank 0 may have read the place before.
+        if json.loads(self._store.get(self._places[self._rank]))[0] != self._mark:
+            self._refuse_second()
         if len(rows) == self._job.size and rows[self._rank][0] == self._mark:
             self._take(rows)
             self._store.set(f"{self._prefix}/{self._version}/{self._rank}", "")
             return False
-        if json.loads(self._store.get(self._places[self._rank]))[0] != self._mark:
-            self._refuse_second()
         self._store.add(f"{self._prefix}/again/{rows[0][0]}", 1)
         return False
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ringdl import _engine, _startup, _tuning
 from ringdl._engine import Algorithm, Reduction
 from ringdl._errors import UsageError
+from ringdl._files import write_whole
 from ringdl._tuning import Tuning, cache_path, topology
 
 if TYPE_CHECKING:
@@ -87,13 +88,7 @@ def _write(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text)
         return
-    part = _part(path)
-    part.write_text(text)
-    part.replace(path)
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def _lack(path: Path) -> str:
@@ -102,9 +97,9 @@ def _lack(path: Path) -> str:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = _part(path.resolve())
-        part.touch()
-        part.unlink()
+        beside = path.resolve().with_name(f".{path.name}.{os.getpid()}")
+        beside.touch()
+        beside.unlink()
         return ""
     except OSError as error:
         reason = error.strerror

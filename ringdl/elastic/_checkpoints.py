@@ -22,9 +22,9 @@ import numpy as np
 from ringdl import _safetensors
 from ringdl._communicator import Communicator
 from ringdl._errors import UsageError
+from ringdl._files import write_whole
 from ringdl._parts import split
 from ringdl._safetensors import Array, Arrays
-from ringdl._training.files import write_whole
 from ringdl.elastic import _trees
 
 _ABOUT = "ringdl"

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ringdl._training.files import on_rank_0, write_whole
+from ringdl._files import write_whole
+from ringdl._training.files import on_rank_0
 
 _NAME = "ringdl.torch.checkpoint"
 

@@ -8,7 +8,7 @@ import pytest
 from ringdl import StallError, UsageError, _rendezvous
 from ringdl._launch import StoreJob
 from ringdl._mpi import check_versions
-from ringdl._rendezvous import Member, _master, find_hosts, meet, own_machine
+from ringdl._rendezvous import Member, _master, _Meeting, find_hosts, meet, own_machine
 from ringdl._sockets import Endpoint
 
 
@@ -85,18 +85,25 @@ def test_ranks_that_are_started_again_meet_each_other(monkeypatch: pytest.Monkey
         assert meet_all(3, "third") == [[f"third {rank}" for rank in range(3)]] * 3
 
 
-def test_two_processes_of_a_rank_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them is told, and the other meets."""
-    store = Store()
+@pytest.mark.parametrize("collects_before", [False, True])
+def test_two_processes_of_a_rank_at_once(
+    monkeypatch: pytest.MonkeyPatch, collects_before: bool
+) -> None:
+    """The later one meets, and the other is told, also where rank 0 has read its place before."""
     monkeypatch.setattr(_rendezvous, "_own_process", lambda: ["elsewhere", 0, "0"])
-    with ThreadPoolExecutor(3) as pool:
-        ends = [pool.submit(meet, store, "a", job(rank, 2), "x", 5) for rank in (0, 1, 1)]
-        errors = [end.exception() for end in ends]
-    assert errors[0] is None
-    met, told = sorted(errors[1:], key=lambda error: error is not None)
-    assert met is None
-    # Where both have marked their place before rank 0 looked, the later one is told by its timeout.
-    assert "another process is rank 1 " in str(told) or "has not met all others" in str(told)
+    store = Store()
+    zero = _Meeting(store, "a", job(0, 2), "I am 0")
+    first = _Meeting(store, "a", job(1, 2), "I am the first")
+    if collects_before:
+        zero.collect()
+    second = _Meeting(store, "a", job(1, 2), "I am the second")
+    if not collects_before:
+        zero.collect()
+    with pytest.raises(UsageError, match=r"another process is rank 1 of 2 already"):
+        first.hear()
+    while not second.hear():
+        zero.collect()
+    assert zero.texts == second.texts == ["I am 0", "I am the second"]
 
 
 def test_a_member_is_told_as_text() -> None:
