@@ -85,7 +85,7 @@ bench bench-full: bench%: $(STAMPS)/engine $(STAMPS)/bench $(STAMPS)/mpis $(OTHE
 
 # An hour; `make soak MINUTES=600` is longer.
 MINUTES ?= 60
-soak: $(STAMPS)/engine
+soak: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,running everything at once on two ranks for $(MINUTES) minutes)
 	@$(PY) -m ringdl run -n 2 tests/soak.py --minutes $(MINUTES)
 
