@@ -213,6 +213,7 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
         ("memory_goes", 2),
         ("one_raises_while_others_wait_for_its_clock", 2),
         ("one_dies_whom_nobody_waits_for", 2),
+        ("one_dies_while_others_ask", 2),
         ("one_raises_while_others_compute", 2),
         ("one_raises_in_the_recovery", 1),
         ("while_values_arrive", 2),

@@ -138,7 +138,7 @@ XlaWorks::~XlaWorks() {
 }
 
 void XlaWorks::submit(const Call& call, void* data) {
-  all_.push_back(ranks_.driver->submit(call, data));
+  all_.push_back(ranks_.driver->submit(call, data, false));  // `arrays_` is kept here
   arrays_.push_back(data);
   if (call.output != nullptr) arrays_.push_back(call.output);
 }

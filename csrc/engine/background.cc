@@ -51,7 +51,9 @@ void Driver::progress_in_background() {
     int moved = 0;
     try {
       moved = engine_.poll();
-      watch_over(now_ns());
+      const int64_t now = now_ns();
+      watch_over(now);
+      engine_.find_failed_ranks(now);  // callers may ask whether a work has ended, and never wait
     } catch (const std::exception& error) {
       broken_ = error.what();
       return;

@@ -143,10 +143,16 @@ bool Driver::may_submit() const {
   return !(one_submitter_ && is_known) && !shutting_down_;
 }
 
-std::shared_ptr<Work> Driver::submit(const Call& call, void* data) {
+std::shared_ptr<Work> Driver::submit(const Call& call, void* data, bool is_named) {
   const Lock lock = lock_for_call();
   note_submitter();
-  return engine_.submit(call, data);
+  return is_named ? named(engine_.submit(call, data)) : engine_.submit(call, data);
+}
+
+// The lock is held since it was submitted.
+std::shared_ptr<Work> Driver::named(std::shared_ptr<Work> work) {
+  engine_.parts().works.name(*work);
+  return work;
 }
 
 std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
@@ -158,7 +164,7 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
   const Plan plan = immediate.plan(call, key);
   if (plan.meeting == Meeting::kHeaders) {
     before_waiting();
-    return engine_.submit(call, data);
+    return named(engine_.submit(call, data));
   }
   const bool is_traced = engine_.parts().works.trace().is_on();
   const bool is_recorded = engine_.parts().works.recorder().is_on();
@@ -167,7 +173,7 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
     SmallAllreduce small = immediate.begin_small(call, key, data);
     if (!poll_for_a_moment([&] { return small.step(size()); }, 0, before_waiting)) {
       before_waiting();
-      return immediate.submit(call, key, data, small);
+      return named(immediate.submit(call, key, data, small));
     }
   } else {
     before_waiting();
@@ -176,7 +182,7 @@ std::shared_ptr<Work> Driver::allreduce_now(const Call& call, void* data,
     const bool is_polled = bytes <= kMostPolledBytes && engine_.parts().works.is_empty();
     if (!is_polled ||
         !poll_for_a_moment([&] { return direct->step_in_memory(); }, bytes, before_waiting)) {
-      return immediate.submit(call, key, std::move(direct));
+      return named(immediate.submit(call, key, std::move(direct)));
     }
   }
   immediate.finish(call, key, plan.meeting, begin, is_traced ? now_ns() : begin);
@@ -229,6 +235,7 @@ void Driver::poll() {
   if (threads_ || in_forked_child() || closed_.load()) return;
   const Lock lock = lock_for_call();
   engine_.poll();
+  engine_.find_failed_ranks(now_ns());
 }
 
 void Driver::open_box(const BoxName& name, std::shared_ptr<Box> box) {

@@ -47,9 +47,10 @@ class Driver {
   /// until the work is released (Work::released, take_ended()), and be neither read nor written
   /// until it has ended; what is only sent (a broadcast's source, an allgather's block) may be
   /// read. The same holds for `call.output`.
+  /// @param is_named  whether take_ended() names it
   /// @throws UsageError  a root that is no rank, splits that do not fit, too many works in flight,
   /// or in shutdown()
-  std::shared_ptr<Work> submit(const Call& call, void* data);
+  std::shared_ptr<Work> submit(const Call& call, void* data, bool is_named = true);
 
   /// Allreduce of an array by all ranks, unnamed and matched as in submit(), for callers that
   /// wait at once: spends a few microseconds on it.
@@ -251,6 +252,7 @@ class Driver {
   static void refuse_forked_child();
   void refuse_closed() const;
   Lock lock_for_call(const std::function<void()>& before_waiting = {});
+  std::shared_ptr<Work> named(std::shared_ptr<Work> work);
   void note_submitter();
   bool may_submit() const;
   template <typename Step>

@@ -98,9 +98,9 @@ void Driver::progress_until(Lock& lock, const std::function<void()>& interrupted
     if (engine_.poll() > 0) backoff.reset();
     if (done()) break;
     watch_over(now);
+    engine_.find_failed_ranks(now);
     check(now);
     if (done()) break;
-    engine_.find_failed_ranks(now);
     lock.unlock();
     backoff.pause();
     now = now_ns();

@@ -44,6 +44,8 @@ class Work {
   /// It has ended and its messages have left: nothing reads or writes its buffer any more. Any
   /// thread.
   std::atomic<bool> released = false;
+  /// Driver::take_ended() names it once it is released: its submitter keeps its arrays till then.
+  bool is_named = false;
   /// It has failed, and other ranks may write to its buffer: it is not released before the engine
   /// closes. Any thread.
   std::atomic<bool> is_kept = false;

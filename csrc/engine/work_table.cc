@@ -176,10 +176,15 @@ void WorkTable::fail(const std::shared_ptr<Work>& work, const Failure& why) {
 }
 
 // Frees what a work that has ended holds, however long its user keeps it, but what it has gathered.
+void WorkTable::name(Work& work) {
+  work.is_named = true;
+  if (work.released.load(std::memory_order_relaxed)) released_.push_back(work.id);
+}
+
 void WorkTable::release(Work& work) {
   if (work.failure || work.collective->gathered() == nullptr) work.collective.reset();
   work.memory.reset();
-  if (work.keyed_channel) released_.push_back(work.id);
+  if (work.is_named) released_.push_back(work.id);
   work.released.store(true, std::memory_order_release);
 }
 

@@ -88,7 +88,9 @@ class WorkTable {
   /// No more messages arrive from a rank.
   void forget_drains(int rank);
 
-  /// Ids of works released since the last call.
+  /// take_released() is to name it, even if it is released already.
+  void name(Work& work);
+  /// Ids of works released since the last call, of those that are named.
   std::vector<uint64_t> take_released() { return std::exchange(released_, {}); }
   /// A call that was refused counts as a work, as it does on the other ranks.
   void count_refused() { ++common_ended_; }

@@ -83,6 +83,7 @@ ParameterServer::ParameterServer(std::shared_ptr<Driver> driver, std::string nam
       servers_(servers),
       ends_with_members_(ends_with_members),
       process_(getpid()),
+      segment_bytes_(std::max(driver_->segment_bytes(), kLeastSegment)),
       clocks_(std::make_shared<Clocks>(group_->size())) {
   if (!is_updatable(dtype)) {
     throw UsageError("a parameter server holds float32 or float64, not " +
@@ -157,20 +158,16 @@ void ParameterServer::connect(const std::vector<int64_t>& places) {
   const auto own = shards_.find(group_->rank);
   service_ = std::make_shared<ShardService>(
       ShardService::Place{clocks_, own == shards_.end() ? std::nullopt : std::optional(own->second),
-                          memory_, window_, rank_of(group_->rank), remote_, segment_bytes()},
+                          memory_, window_, rank_of(group_->rank), remote_, segment_bytes_},
       group_->size(), std::move(stage_));
   driver_->open_box(name_, service_);
-}
-
-size_t ParameterServer::segment_bytes() const {
-  return std::max(driver_->segment_bytes(), kLeastSegment);
 }
 
 std::shared_ptr<Work> ParameterServer::call(int member, const Request& request,
                                             const std::vector<Piece>& pieces) {
   return driver_->call_box(
       name_, member,
-      std::make_unique<RemoteVisit>(request, pieces, shape_of(member), segment_bytes()));
+      std::make_unique<RemoteVisit>(request, pieces, shape_of(member), segment_bytes_));
 }
 
 // All of them, unless one is named.

@@ -113,7 +113,6 @@ class ParameterServer {
   bool is_remote(int member) const;
   bool has_ended(int member) const;
   bool is_forked() const;
-  size_t segment_bytes() const;
 
   const std::shared_ptr<Driver> driver_;
   const BoxName name_;
@@ -128,6 +127,7 @@ class ParameterServer {
   const bool ends_with_members_;
   int64_t looked_ns_ = 0;  // for failures
   const int64_t process_;
+  const size_t segment_bytes_;  // as all ranks have it, whatever is chosen later
   std::shared_ptr<std::byte> memory_;
   int64_t place_ = 0;
   std::map<int, Shard> shards_;  // of this host, by member

@@ -18,7 +18,7 @@ Visit::Action action_of(const Request& request) {
         pull_together(dtype, request.share, shard.values(begin), data, count);
         break;
       case Request::What::kFill:
-        std::memcpy(shard.values(begin), data, count * item_bytes(dtype));
+        shard.fill(begin, data, count, is_last);
         break;
       default:
         break;

@@ -1,6 +1,7 @@
 #include "server/shard.h"
 
 #include <array>
+#include <cstring>
 
 namespace ringdl {
 
@@ -26,16 +27,24 @@ Shard::Shard(std::byte* memory, const Shape& shape)
       blocks_(blocks_of(shape)),
       values_(memory + head_bytes(shape)) {}
 
+std::byte* Shard::state(int number, size_t begin) const {
+  return values(begin) + array_bytes(shape_) * static_cast<size_t>(number + 1);
+}
+
 void Shard::update(const Update& how, size_t begin, const std::byte* gradient, size_t count,
                    bool is_last) const {
   Block& block = at_block(begin / block_count());
   std::array<std::byte*, kMostStates> states{};
-  for (int i = 0; i < states_of(shape_.rule); ++i) {
-    states[static_cast<size_t>(i)] =
-        values(begin) + array_bytes(shape_) * static_cast<size_t>(i + 1);
-  }
+  for (int i = 0; i < states_of(shape_.rule); ++i) states[static_cast<size_t>(i)] = state(i, begin);
   ringdl::update(shape_.dtype, how, block.updates + 1, values(begin), states, gradient, count);
   if (is_last) ++block.updates;
+}
+
+void Shard::fill(size_t begin, const std::byte* from, size_t count, bool is_last) const {
+  const size_t bytes = count * item_bytes(shape_.dtype);
+  std::memcpy(values(begin), from, bytes);
+  for (int i = 0; i < states_of(shape_.rule); ++i) std::memset(state(i, begin), 0, bytes);
+  if (is_last) at_block(begin / block_count()).updates = 0;
 }
 
 }  // namespace ringdl

@@ -47,6 +47,8 @@ class Shard {
   /// @param is_last  whether this ends an update of the block
   void update(const Update& how, size_t begin, const std::byte* gradient, size_t count,
               bool is_last) const;
+  /// Elements of such a block are these from now on, and were never updated. Arguments as above.
+  void fill(size_t begin, const std::byte* from, size_t count, bool is_last) const;
 
  private:
   static constexpr size_t kLineBytes = 64;
@@ -55,6 +57,7 @@ class Shard {
     uint64_t updates;  // guarded by the lock
   };
 
+  std::byte* state(int number, size_t begin) const;
   Block& at_block(size_t block) const {
     return *reinterpret_cast<Block*>(memory_ + kLineBytes * block);
   }

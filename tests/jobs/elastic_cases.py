@@ -306,6 +306,19 @@ def one_dies_whom_nobody_waits_for() -> None:
     train_weights(policies.AsyncGossip(), pause=0.5)
 
 
+def one_dies_while_others_ask() -> None:
+    """They never wait for what needs it."""
+
+    def train(state: elastic.State) -> None:
+        work = ringdl.allreduce_async(np.ones(1), name="step")
+        end()
+        while not work.done():
+            time.sleep(0.01)
+        work.wait()
+
+    elastic.run(train, elastic.State(step=0))
+
+
 CASES = {
     function.__name__: function
     for function in (
@@ -327,6 +340,7 @@ CASES = {
         names_in_flight,
         one_raises_while_others_wait_for_its_clock,
         one_dies_whom_nobody_waits_for,
+        one_dies_while_others_ask,
     )
 }
 

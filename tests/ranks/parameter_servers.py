@@ -189,6 +189,28 @@ def check_parameters_that_are_loaded(comm: Communicator) -> None:
 
 
 @needs(ranks=2)
+def check_moments_begin_anew(comm: Communicator) -> None:
+    """With the parameters, when they were loaded."""
+    for rule in ("adagrad", "adam"):
+        found = []
+        for earlier in (0, 4):
+            model: Any = Copies(comm, {"w": np.zeros(3)})
+            policy = ParameterServer(rule=rule)  # type: ignore[arg-type]
+            policy.attach(model)
+            for steps, gradient in ((earlier, -3.0), (5, 1.0)):
+                model.parameters["w"][...] = 0
+                model.step = 0
+                policy.start_over(model)
+                for _ in range(steps):
+                    model.gradients = {"w": np.full(3, gradient)}
+                    policy.before_step(model)
+                    model.take_step(policy, 0)
+                policies.ParameterServer.synchronize(policy, model)
+            found.append(model.parameters["w"][0])
+        assert found[0] == found[1], f"{rule}: {found}"
+
+
+@needs(ranks=2)
 def check_elastic(comm: Communicator) -> None:
     """One after the other, against NumPy."""
     model: Any = Copies(comm, {"w": np.full(70_000, 1.0), "v": np.full(3, 1.0, np.float32)})

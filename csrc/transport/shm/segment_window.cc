@@ -70,6 +70,7 @@ std::optional<uint64_t> SegmentWindow::offset_of(const void* data, size_t bytes)
 
 std::shared_ptr<std::byte> SegmentWindow::allocate(size_t bytes) {
   if (getpid() != own_->process) return nullptr;
+  free_kept();
   return hold(own_->take_array(bytes), bytes);
 }
 
@@ -175,12 +176,17 @@ SegmentWindow::~SegmentWindow() {
   own_->leaves_pages = false;
 }
 
-void SegmentWindow::free_once(std::shared_ptr<std::byte> memory,
-                              const std::atomic<uint64_t>& counter, uint64_t value) {
+void SegmentWindow::free_kept() {
   const std::lock_guard guard(kept_mutex_);
   std::erase_if(kept_, [](const Kept& kept) {
     return kept.counter->load(std::memory_order_acquire) >= kept.value;
   });
+}
+
+void SegmentWindow::free_once(std::shared_ptr<std::byte> memory,
+                              const std::atomic<uint64_t>& counter, uint64_t value) {
+  free_kept();
+  const std::lock_guard guard(kept_mutex_);
   if (counter.load(std::memory_order_acquire) >= value) return;
   kept_.push_back({std::move(memory), &counter, value});
 }

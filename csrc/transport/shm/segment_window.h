@@ -95,6 +95,7 @@ class SegmentWindow final : public Window {
   };
 
   std::shared_ptr<std::byte> hold(std::optional<uint64_t> begin, size_t bytes) const;
+  void free_kept();
 
   const std::shared_ptr<Own> own_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by rank; null: not reached

@@ -346,6 +346,34 @@ void test_one_shard() {
   }
 }
 
+// What other hosts are asked for leaves nothing behind: its submitter holds no arrays for it.
+void test_calls_of_other_hosts_are_not_named() {
+  run_on({0, 1}, [&](const std::shared_ptr<Driver>& driver) {
+    std::vector<float> values(300, 1.0f);
+    const auto server = make(driver, values.size(), 2, whole(values));
+    driver->take_ended();
+    for (int i = 0; i < 5; ++i) server->fetch(whole(values), {kTimeout});
+    CHECK(driver->take_ended().empty());
+    check::exchange(*driver, {0});
+  });
+}
+
+// Another size of segments is for what is made from now on.
+void test_segments_change() {
+  run_on({0, 1}, [&](const std::shared_ptr<Driver>& driver) {
+    std::vector<float> values(500'000, 1.0f);
+    const auto server = make(driver, values.size(), 2, whole(values));
+    driver->set_segment_bytes(1 << 20);
+    check::exchange(*driver, {0});
+    std::vector<float> gradient(values.size(), 1.0f);
+    server->push(whole(gradient), {Update::Rule::kSgd, 1.0}, {kTimeout});
+    check::exchange(*driver, {0});
+    server->fetch(whole(values), {kTimeout});
+    CHECK(std::ranges::all_of(values, [](float value) { return value == -1.0f; }));
+    check::exchange(*driver, {0});
+  });
+}
+
 // Who is awaited for too long is named.
 void test_patience() {
   for (const auto& hosts : {std::vector<int>{0, 0}, {0, 1}}) {
@@ -484,6 +512,8 @@ int main() {
   test_ranks_at_once();
   test_pulls();
   test_one_shard();
+  test_calls_of_other_hosts_are_not_named();
+  test_segments_change();
   test_patience();
   test_a_caller_that_stops();
   test_leaving();
