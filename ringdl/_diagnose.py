@@ -175,7 +175,7 @@ class _Diagnosis:
         for rank in use.members(self.size):
             if rank in use.works:
                 continue
-            begun = self.records[rank].has_begun(use) if rank in self.records else False
+            begun = self.records[rank].has_begun(use) if rank in self.records else None
             if begun is None:
                 unknown.append(rank)
             elif not begun:
@@ -219,16 +219,20 @@ class _Diagnosis:
             groups.setdefault(self.state(rank, elsewhere.get(rank)), []).append(rank)
         for state, ranks in groups.items():
             text += f" {_ranks(ranks)} {state}."
-        if unknown:
-            text += f" What {name_ranks(unknown)} did then is not recorded any more."
+        return text + self.unrecorded(unknown)
+
+    def unrecorded(self, unknown: Sequence[int]) -> str:
+        """What is to be said of those of which nothing is known."""
+        text = ""
+        if lost := [rank for rank in unknown if rank in self.lost]:
+            text += f" Whether {name_ranks(lost)} did is not known: there is no record."
+        if others := [rank for rank in unknown if rank not in self.lost]:
+            text += f" What {name_ranks(others)} did then is not recorded any more."
         return text
 
     def instead(self, rank: int, use: Use) -> Work | None:
         """What it has begun that none of those have which have begun the use, and needs one."""
-        record = self.records.get(rank)
-        if record is None:
-            return None
-        for work in record.works:
+        for work in self.records[rank].works:
             own = Use(*work.use, {rank: work})
             is_apart = not any(work.use in self.records[each].uses for each in use.works)
             is_open = work.end is None or work.why is not None
@@ -240,16 +244,14 @@ class _Diagnosis:
 
     def is_gone(self, rank: int) -> bool:
         """Whether it cannot come any more, as far as is known."""
-        record = self.records.get(rank)
-        if record is None or record.why is not None or record.state != "running":
+        record = self.records[rank]
+        if record.why is not None or record.state != "running":
             return True
         return record.has_thread and self.last_seen - record.seen > self.seen_seconds
 
     def state(self, rank: int, instead: Work | None) -> str:
         """What one that has not begun a use does."""
-        record = self.records.get(rank)
-        if record is None:
-            return "left no record"
+        record = self.records[rank]
         if record.why is not None:
             return f"ended by {_cut(record.why)}"
         if record.state == "shut down":
@@ -284,13 +286,12 @@ class _Diagnosis:
         text = f"{_ranks(members)} began {_describe(use)}, the first at {_clock(use.begin)}, the "
         text += f"last (rank {rank}) {last.begin - use.begin:.1f} s after it."
         for each in members:
-            record = self.records.get(each)
-            if record is not None and record.state == "running" and self.is_gone(each):
+            if self.records[each].state == "running" and self.is_gone(each):
                 text += f" Rank {each} {self.state(each, None)}."
         ranks = sorted(rank for rank, work in use.works.items() if work.end is None)
         if ranks:
             text += f" It has not ended on {name_ranks(ranks)}."
-        return text
+        return text + self.unrecorded(unknown)
 
     def consequence(self, use: Use) -> str:
         """What followed, for those that have begun it."""
@@ -314,20 +315,20 @@ class _Diagnosis:
         gone = [each.rank for each in records if each.why is None and self.is_gone(each.rank)]
         unseen = [rank for rank in gone if self.records[rank].state == "running"]
         told += [f"Rank {rank} {self.state(rank, None)}." for rank in sorted(unseen)[:_MOST_TOLD]]
-        if self.lost:
-            told.append(f"There is no record of {name_ranks(self.lost)}.")
+        unread = f" There is no record of {name_ranks(self.lost)}." if self.lost else ""
         have_ended = all(record.state == "shut down" for record in records)
         works = max(record.begun for record in records)
         counted = f"{works} work{'s' if works != 1 else ''}"
         if have_ended and not told:
             return Finding(
-                f"All is well: {name_ranks(list(self.records))} began {counted} and shut down.",
+                f"All is well: {name_ranks(list(self.records))} began {counted} and shut down."
+                + unread,
                 False,
             )
         if self.is_running and not told:
             return Finding(
                 f"All is well so far: {name_ranks(list(self.records))} began {counted}, and wait "
-                f"for none for long.",
+                f"for none for long.{unread}",
                 False,
             )
         if not told:
@@ -338,7 +339,7 @@ class _Diagnosis:
                 "killed."
             ]
             told += self.last_words()
-        return Finding("No rank diverged in what it called. " + " ".join(told), True)
+        return Finding("No rank diverged in what it called. " + " ".join(told) + unread, True)
 
     def last_words(self) -> list[str]:
         """What was under way at the end, if some had not begun it."""

@@ -73,6 +73,7 @@ class Record:
     state: str
     why: str | None
     begun: int
+    overwritten: int
     works: list[Work]
 
     @cached_property
@@ -101,6 +102,8 @@ class Record:
         """Whether it has begun its part; None: its record does not reach back so far."""
         if self.latest.get(use.key, -1) >= use.instance:
             return True
+        if self.overwritten > 0:
+            return None
         first = use.begin - _CLOCKS_SECONDS
         if use.first.kind in _SYMMETRIC:
             # It would have been in flight here, too, until then, and such works keep their place.

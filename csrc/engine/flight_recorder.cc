@@ -47,6 +47,7 @@ struct FlightRecorder::Header {
   int64_t unix_ns;   // then
   int64_t seen_ns;
   uint64_t begun;
+  uint64_t overwritten;  // of those, in flight without a place
   uint8_t state;
   uint8_t has_thread;
   char host[64];
@@ -111,6 +112,7 @@ uint64_t FlightRecorder::begin(const Key& key, const Description& description, c
   if (header_ == nullptr) return 0;
   const size_t place = free_place();
   Flight& flight = flights_[place];
+  if (flight.number != 0 && flight.end_ns == 0) header_->overwritten += 1;
   const std::atomic_ref<uint64_t> number(flight.number);
   number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
@@ -148,8 +150,11 @@ FlightRecorder::Flight* FlightRecorder::find(uint64_t flight) const {
 
 void FlightRecorder::end(uint64_t flight, int64_t now, std::string_view why) {
   Flight* const its = find(flight);
-  if (its == nullptr) return;
-  if (!why.empty()) write(its->why, why);
+  if (its == nullptr) {
+    if (header_ != nullptr && header_->overwritten > 0) header_->overwritten -= 1;
+    return;
+  }
+  write(its->why, why);  // a note of a wait that was given up counts no more
   its->end_ns = header_->seen_ns = now;
 }
 
@@ -214,7 +219,8 @@ std::string FlightRecorder::json_of(std::string_view memory) {
       R"(, "seen": )" + time(header.seen_ns) + R"(, "has_thread": )" +
       (header.has_thread != 0 ? "true" : "false") + R"(, "state": )" +
       quoted(kStates[std::min<size_t>(header.state, kShutDown)]) + R"(, "why": )" +
-      reason(header.why) + R"(, "begun": )" + std::to_string(header.begun) + R"(, "works": [)";
+      reason(header.why) + R"(, "begun": )" + std::to_string(header.begun) +
+      R"(, "overwritten": )" + std::to_string(header.overwritten) + R"(, "works": [)";
   std::vector<Flight> flights;
   for (size_t i = 0; i < kMost; ++i) {
     Flight flight;

@@ -15,7 +15,7 @@ namespace ringdl {
 ///
 /// Of fixed size, so that a rank that is killed at any moment leaves what it has begun: a header,
 /// and a ring of flights, each with its number, which is 0 while the flight is written. One that is
-/// in flight keeps its place.
+/// in flight keeps its place, unless all of them are.
 class FlightRecorder {
  public:
   static constexpr size_t kMost = 1000;  // flights; later ones take the place of the oldest
@@ -66,6 +66,7 @@ class FlightRecorder {
   ///      "state",  "running", "shutting down" or "shut down"
   ///      "why",    by what error it ends; null: by none
   ///      "begun",  the number of works since the start
+  ///      "overwritten",  how many of those are in flight, and not among the following ones
   ///      "works": [{"number", "key", "instance", "label", "kind", "dtype", "compression",
   ///                 "reduction", "memory", "shape", "root",
   ///                 "ranks",  null: all of them; []: they are not known

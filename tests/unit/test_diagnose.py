@@ -58,6 +58,7 @@ def record(rank: int, *works: Work, size: int = 4, seen: float = 60, **others: o
         state="running",
         why=None,
         begun=len(works),
+        overwritten=0,
         works=[dataclasses.replace(one, number=i + 1) for i, one in enumerate(works)],
     )
     return dataclasses.replace(made, **others)  # type: ignore[arg-type]
@@ -232,10 +233,19 @@ def test_all_are_killed_at_once() -> None:
 
 def test_a_record_is_missing() -> None:
     text = found(*(record(rank, work("b", 2, ends=False)) for rank in range(3)))
-    assert text.startswith("Rank 3 diverged first")
-    assert "Rank 3 left no record." in text
+    assert text.startswith("Ranks 0-2 began allreduce 'b'")
+    assert "Whether rank 3 did is not known: there is no record." in text
+    soon = [record(rank, work("b", 2, ends=False), seen=3) for rank in range(3)]
+    assert "All is well" in told(*soon, is_running=True)
     idle = [record(rank, state="shut down") for rank in range(3)]
-    assert "There is no record of rank 3." in found(*idle)
+    assert told(*idle).endswith("There is no record of rank 3.")
+
+
+def test_more_are_in_flight_than_are_kept() -> None:
+    others = [record(rank, work("b", 2, ends=False), size=3) for rank in (0, 2)]
+    text = found(*others, record(1, overwritten=1, size=3))
+    assert text.startswith("Ranks 0, 2 began allreduce 'b'")
+    assert "What rank 1 did then is not recorded any more." in text
 
 
 def test_a_rank_has_shut_down() -> None:

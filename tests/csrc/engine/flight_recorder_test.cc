@@ -70,8 +70,26 @@ void test_the_last_thousand_are_kept() {
   CHECK_EQ(count(json, R"("begin": 1001.000000, "end": 1001.000000)"), FlightRecorder::kMost - 2);
   CHECK(has(json, R"("end": 1002.000000, "waited_since": null, "why": "it is \"last\"")"));
 
-  for (uint64_t i = 0; i < 1100; ++i) recorder.begin(key_of(i), {}, *all, 13 * kSecond);
+  flights.assign(1, old);
+  for (uint64_t i = 0; i < 1100; ++i) {
+    flights.push_back(recorder.begin(key_of(i), {}, *all, 13 * kSecond));
+  }
   CHECK_EQ(count(memory.json(), R"("end": null)"), FlightRecorder::kMost);  // all are in flight
+  CHECK(has(memory.json(), R"("overwritten": 101)"));
+  for (const uint64_t flight : flights) recorder.end(flight, 14 * kSecond);
+  CHECK(has(memory.json(), R"("overwritten": 0)"));
+}
+
+// Who did not wait any longer for a work that ends well after all.
+void test_a_wait_that_is_given_up() {
+  Memory memory;
+  FlightRecorder recorder;
+  recorder.start(memory.data(), kOwner, 10 * kSecond);
+  const uint64_t flight = recorder.begin(key_of(0), {}, *group_of_all(1, 3), 11 * kSecond);
+  recorder.note(flight, "it did not end");
+  CHECK(has(memory.json(), R"("why": "it did not end")"));
+  recorder.end(flight, 12 * kSecond);
+  CHECK(!has(memory.json(), "it did not end"));
 }
 
 // Groups of ranks with large numbers are told from all ranks; a receive from any rank is its own.
@@ -197,6 +215,7 @@ void test_what_engines_record() {
 
 int main() {
   test_the_last_thousand_are_kept();
+  test_a_wait_that_is_given_up();
   test_members();
   test_what_is_said_of_a_work();
   test_damaged_memory();
