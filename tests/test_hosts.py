@@ -70,8 +70,8 @@ def run_on_hosts(python: str, *arguments: str) -> str:
     return ended.stdout
 
 
-def until(claim: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT / 2
+def until(claim: Callable[[], bool], what: str, seconds: float = TIMEOUT / 2) -> None:
+    deadline = time.monotonic() + seconds
     while not claim():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -206,6 +206,31 @@ def test_a_cut_link_stalls_and_a_mended_one_goes_on(mpi: str, tmp_path: Path) ->
         assert f"'over the link' did not end within 3.0 s on rank {rank}" in error
         missing = "ranks 0, 1 and 3" if rank == 2 else "rank 2"
         assert f"{missing} did not answer" in error
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.skipif(not running.EVERYTHING, reason="takes two minutes: make test-all")
+def test_a_link_that_stays_cut(tmp_path: Path) -> None:
+    """Without MPI that is found after a minute and a half, though data is on its way."""
+    job = subprocess.Popen(
+        [*HOSTS, "run", "--mpi", "none", "--", str(JOBS / "link_cut.py"), str(tmp_path), "lost"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: len([*tmp_path.glob("*.ready")]) == COUNT, "the ranks do not arrive")
+        hosts.set_link(2, "down")
+        (tmp_path / "cut").touch()
+        until(lambda: len([*tmp_path.glob("*.lost")]) == COUNT, "the ranks wait on", 150)
+    finally:
+        job.terminate()
+        job.wait()
+        hosts.set_link(2, "up")
+    for path in tmp_path.glob("*.lost"):
+        seconds, _, error = path.read_text().partition(" s: ")
+        assert 80 <= float(seconds) < 110, error
+        assert re.match(r"RankFailedError: rank \d cannot be reached any more", error), error
+        assert re.search("its host has not answered for 90.0 s|timed out", error), error
 
 
 @pytest.mark.usefixtures("cluster")

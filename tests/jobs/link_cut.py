@@ -2,7 +2,8 @@
 
 The ranks and whoever cuts the link tell each other where they are by files in the folder given, as
 what a rank prints may have to pass the link: it tells `R.ready` and awaits `cut`; `R.stalled` holds
-its error; it awaits `mended` and tells `R.done`.
+its error; it awaits `mended` and tells `R.done`. With another argument the link stays cut: `R.lost`
+holds the error of the rank that waits on.
 """
 
 import sys
@@ -15,6 +16,7 @@ import ringdl
 
 STALL_SECONDS = 3
 MENDED_SECONDS = 40
+LOST_SECONDS = 200
 
 ringdl.init()
 comm = ringdl.get_communicator()
@@ -47,6 +49,12 @@ except ringdl.StallError as error:
     tell("stalled", f"{time.monotonic() - begin:.2f} s: {error}")
 else:
     tell("stalled", "no StallError")
+if len(sys.argv) > 2:
+    try:
+        work.wait(timeout=LOST_SECONDS)
+    except ringdl.Error as error:
+        tell("lost", f"{time.monotonic() - begin:.2f} s: {type(error).__name__}: {error}")
+        raise
 expect("mended")
 work.wait(timeout=MENDED_SECONDS)
 assert (array == comm.size).all()

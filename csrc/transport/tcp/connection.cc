@@ -1,6 +1,8 @@
 #include "transport/tcp/connection.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -11,6 +13,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace ringdl::tcp {
@@ -28,10 +31,15 @@ constexpr size_t kSendsPerCall = 8;
 
 bool is_not_yet(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-// The errors of a connection whose other end, host or network is gone.
+// The errors of a connection whose other end's host, or the network there, is gone.
+bool is_unreachable(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN ||
+         error == EHOSTDOWN;
+}
+
+// Those, and of one whose other end was closed.
 bool is_end(int error) {
-  return error == EPIPE || error == ECONNRESET || error == ETIMEDOUT || error == ECONNABORTED ||
-         error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
+  return error == EPIPE || error == ECONNRESET || error == ECONNABORTED || is_unreachable(error);
 }
 
 }  // namespace
@@ -79,6 +87,7 @@ void Connection::write() {
     if (result < 0) {
       if (is_not_yet(errno)) return;
       if (!is_end(errno)) check_call(-1, "sendmsg");
+      note_end(errno);
       return drop_sends();  // what has arrived from there can still be read
     }
     written_ += static_cast<size_t>(result);
@@ -96,6 +105,23 @@ void Connection::drop_sends() {
   sends_.clear();
 }
 
+void Connection::note_end(int error) {
+  if (is_unreachable(error) && why_lost_.empty()) why_lost_ = std::strerror(error);
+}
+
+void Connection::give_up(const std::string& why) {
+  why_lost_ = why;
+  drop_sends();
+}
+
+bool Connection::is_unanswered_for(int64_t ns) const {
+  tcp_info info{};
+  socklen_t bytes = sizeof(info);
+  if (getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return false;
+  const bool awaits_answer = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
+  return awaits_answer && int64_t{info.tcpi_last_ack_recv} * kMillisecond > ns;
+}
+
 bool Connection::read() {
   for (size_t sum = 0; sum < kBytesPerLook;) {
     std::array<iovec, 2> parts;
@@ -107,6 +133,7 @@ bool Connection::read() {
     const ssize_t result = readv(socket_, parts.data(), count);
     if (result < 0 && is_not_yet(errno)) return true;
     if (result < 0 && !is_end(errno)) check_call(-1, "readv");
+    if (result < 0) note_end(errno);
     if (result <= 0) {
       drop_sends();
       return false;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "transport/transport.h"
@@ -54,6 +55,14 @@ class Connection {
   /// @returns false once the other end is closed, or cannot be reached
   bool read();
 
+  /// Why the other end cannot be reached; empty: it can be, or was closed.
+  const std::string& why_lost() const { return why_lost_; }
+  /// Whether the other end's host has acknowledged nothing for so long of what was sent: the
+  /// system's own keep-alive looks at connections alone on which nothing is under way.
+  bool is_unanswered_for(int64_t ns) const;
+  /// Everything that is to be sent ends: the other end cannot be reached.
+  void give_up(const std::string& why);
+
   /// Drops the rest of the message that begin_message() was called for.
   void discard_message() { into_ = nullptr; }
 
@@ -74,12 +83,14 @@ class Connection {
 
   void parse();
   void drop_sends();
+  void note_end(int error);
 
   Receiver& receiver_;
   const int peer_;
   const int socket_;
   std::deque<Outgoing> sends_;
   size_t written_ = 0;  // of the first one, with its frame
+  std::string why_lost_;
 
   // What was read and is not delivered yet: the beginning of a message, or the end of a large one.
   std::vector<std::byte> staged_;

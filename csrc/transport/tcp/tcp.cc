@@ -34,6 +34,10 @@ constexpr int kEventsPerPoll = 64;
 
 constexpr int64_t kCloseNs = kSecond;
 
+// As long as it takes the system's keep-alive (ringdl/_sockets.py): a cable may be out for less.
+constexpr int64_t kSilenceNs = 90 * kSecond;
+constexpr int64_t kLookEveryNs = 5 * kSecond;
+
 // Sockets that a forked child must not keep open.
 std::mutex open_mutex;
 std::set<int>& open_descriptors() {
@@ -138,6 +142,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
 
   int poll() override {
     read_ready();
+    find_silent(now_ns());
     int count = 0;
     while (!ending_.empty()) {
       const Ticket ticket = ending_.front();
@@ -245,20 +250,32 @@ class TcpTransport final : public Transport, private tcp::Receiver {
       if (!peer.connection) continue;
       if ((what & EPOLLOUT) != 0) peer.connection->write();
       if ((what & ~static_cast<uint32_t>(EPOLLOUT)) != 0 && !peer.connection->read()) {
-        lose(rank);
+        lose(rank, peer.connection->why_lost());
         continue;
       }
       watch_for_room(rank);
     }
   }
 
-  void lose(int rank) {
+  // Nothing can be read from a host that has lost its power, or its cable.
+  void find_silent(int64_t now) {
+    if (now < next_look_ns_) return;
+    next_look_ns_ = now + kLookEveryNs;
+    for (size_t rank = 0; rank < peers_.size(); ++rank) {
+      Connection* const connection = peers_[rank].connection.get();
+      if (connection == nullptr || !connection->is_unanswered_for(kSilenceNs)) continue;
+      connection->give_up("its host has not answered for " + seconds_text(kSilenceNs));
+      lose(static_cast<int>(rank), connection->why_lost());
+    }
+  }
+
+  void lose(int rank, std::string why) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     forget_descriptor(peer.connection->socket());
     // A child that was forked this moment may have the socket, too: epoll would not forget it.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.connection->socket(), nullptr);
     peer.connection.reset();
-    lost_.push_back({rank, {}});
+    lost_.push_back({rank, std::move(why)});
   }
 
   std::optional<Ticket> take_posted(int from, int tag) {
@@ -373,6 +390,7 @@ class TcpTransport final : public Transport, private tcp::Receiver {
   std::unordered_map<int, Messages> unexpected_;                       // by tag, as they arrived
   std::deque<Ticket> ending_;
   std::vector<Lost> lost_;
+  int64_t next_look_ns_ = now_ns() + kLookEveryNs;
 };
 
 }  // namespace
