@@ -34,7 +34,9 @@ def parse_seconds(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: it is no time, or less than a nanosecond.
     """
-    return _with_unit(text, _TIMES, 1e-9, "a time: write a number and ns, us, ms or s")
+    return _with_unit(
+        text, _TIMES, 1e-9, "a time: write a number and ns, us, ms or s, at least 1ns"
+    )
 
 
 def _with_unit(text: str, units: dict[str, float], least: float, what: str) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ringdl import _engine
 from ringdl._errors import Error, UsageError
+from ringdl._files import write_text
 from ringdl.bench._arguments import parse_bytes
 from ringdl.bench._plan import check_writable
 from ringdl.bench._report import binary
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         if sys.stdout is not None:  # else it was closed
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read this has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say_no_more()
     except (UsageError, Error) as error:
         print(f"ringdl simulate: {error}", file=sys.stderr)
         return 2
@@ -57,6 +58,20 @@ def main(arguments: Sequence[str]) -> int:
         print("ringdl simulate: so much does not fit in this machine's memory", file=sys.stderr)
         return 2
     return 0
+
+
+def _say(chosen: argparse.Namespace, line: str) -> None:
+    """Print a line. Files are still wanted by whoever has read enough."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        if not (chosen.output_file or chosen.plot):
+            raise
+        _say_no_more()
+
+
+def _say_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check_files(chosen: argparse.Namespace) -> None:
@@ -184,9 +199,10 @@ def _clusters(chosen: argparse.Namespace, least: int) -> Iterator[Cluster]:
 
 
 def _allreduce(chosen: argparse.Namespace) -> None:
-    print(f"allreduce of {binary(chosen.size)} of float32, {_described(_cluster(chosen))}")
+    _refuse_impossible(chosen)
+    _say(chosen, f"allreduce of {binary(chosen.size)} of float32, {_described(_cluster(chosen))}")
     titles = ("ranks", "hosts", "algorithm", "simulated", "model", "link carries", "of bound")
-    print(_line(*titles), " limited by")
+    _say(chosen, f"{_line(*titles)}  limited by")
     rows: list[dict[str, Any]] = []
     for cluster in _clusters(chosen, least=2):
         for algorithm in _algorithms(chosen, cluster):
@@ -196,7 +212,7 @@ def _allreduce(chosen: argparse.Namespace) -> None:
             times = (_time(predicted.seconds), _time(model), _megabytes(predicted.link_bytes))
             share = f"{predicted.share_of_bound:.2f}"
             line = _line(str(cluster.ranks), str(cluster.hosts), ran.name, *times, share)
-            print(line, "", predicted.limited_by, flush=True)
+            _say(chosen, f"{line}  {predicted.limited_by}")
             rows.append(_row(cluster, predicted) | {"model_seconds": model})
     _write(chosen, rows)
     if chosen.plot:
@@ -209,8 +225,9 @@ def _train(chosen: argparse.Namespace) -> None:
     counts = gradients_of(chosen.model)
     size = f"{sum(counts) / 1e6:.1f} million parameters"
     compute = f"{_time(chosen.compute)} of computing"
-    print(f"{chosen.model}: {size}, {compute}; {_described(_cluster(chosen))}")
-    print(_line("ranks", "hosts", "buckets", "step", "efficiency", "link carries"), " limited by")
+    _say(chosen, f"{chosen.model}: {size}, {compute}; {_described(_cluster(chosen))}")
+    titles = ("ranks", "hosts", "buckets", "step", "efficiency", "link carries")
+    _say(chosen, f"{_line(*titles)}  limited by")
     rows: list[dict[str, Any]] = []
     for cluster in _clusters(chosen, least=1):
         buckets = buckets_of(counts, chosen.compute, chosen.bucket or cluster.bucket_bytes())
@@ -218,7 +235,7 @@ def _train(chosen: argparse.Namespace) -> None:
         words = (_time(step.seconds), f"{step.efficiency:.2f}")
         carried = _megabytes(step.averaging.link_bytes)
         line = _line(str(cluster.ranks), str(cluster.hosts), str(len(buckets)), *words, carried)
-        print(line, "", step.limited_by, flush=True)
+        _say(chosen, f"{line}  {step.limited_by}")
         rows.append(
             _row(cluster, step.averaging)
             | {
@@ -234,27 +251,48 @@ def _train(chosen: argparse.Namespace) -> None:
         draw_train(chosen.plot, rows, chosen.model)
 
 
-def _algorithms(chosen: argparse.Namespace, cluster: Cluster) -> Sequence[_engine.Algorithm | None]:
+def _algorithms(chosen: argparse.Namespace, cluster: Cluster) -> Iterator[_engine.Algorithm | None]:
+    """Those that are possible there; None: the one that is chosen there."""
     if chosen.algorithm is None:
-        return [None]
-    hosts = cluster.memory_hosts()
+        yield None
+        return
+    for each in _named(chosen):
+        why_not = _why_not(each, chosen.size, cluster)
+        if not why_not:
+            yield each
+        elif chosen.algorithm != "all":
+            line = _line(str(cluster.ranks), str(cluster.hosts), each.name)
+            _say(chosen, f"{line} left out, as it is for {why_not}")
 
-    def is_possible(algorithm: _engine.Algorithm) -> bool:
-        return _engine.is_possible_allreduce(algorithm, chosen.size, hosts, cluster.segment_bytes)
 
+def _named(chosen: argparse.Namespace) -> Sequence[_engine.Algorithm]:
     if chosen.algorithm == "all":
-        return [each for each in _engine.Algorithm if is_possible(each)]
-    names = chosen.algorithm.split(",")
+        return [*_engine.Algorithm]
     known = [each.name for each in _engine.Algorithm]
+    names = chosen.algorithm.split(",")
     for name in names:
         if name not in known:
             raise UsageError(f"--algorithm {name}: known are {', '.join(known)}")
-    found = [_engine.Algorithm[name] for name in names]
-    possible = [each for each in found if is_possible(each)]
-    if not possible and cluster.ranks == chosen.ranks:
-        ranks = ", ".join(_engine.ranks_of_allreduce(each) for each in found)
-        raise UsageError(f"--algorithm {chosen.algorithm} is for {ranks}, and not for so much data")
-    return possible
+    return [_engine.Algorithm[name] for name in names]
+
+
+def _refuse_impossible(chosen: argparse.Namespace) -> None:
+    if chosen.algorithm is None:
+        return
+    reasons = {each: _why_not(each, chosen.size, _cluster(chosen)) for each in _named(chosen)}
+    if all(reasons.values()):
+        why_not = "; ".join(f"{each.name} is for {why}" for each, why in reasons.items())
+        raise UsageError(f"--algorithm {chosen.algorithm} is not possible here: {why_not}")
+
+
+def _why_not(algorithm: _engine.Algorithm, size: int, cluster: Cluster) -> str:
+    """What it is for, if that is something else; empty if it is possible."""
+    hosts, segment = cluster.memory_hosts(), cluster.segment_bytes
+    if _engine.is_possible_allreduce(algorithm, size, hosts, segment):
+        return ""
+    if _engine.is_possible_allreduce(algorithm, 4, hosts, segment):
+        return "smaller arrays"
+    return _engine.ranks_of_allreduce(algorithm)
 
 
 def _line(ranks: str, hosts: str, name: str, *columns: str) -> str:
@@ -288,7 +326,4 @@ def _write(chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
     what = ("size", "model", "compute", "bucket")
     given = {name: getattr(chosen, name) for name in what if hasattr(chosen, name)}
     content = given | {"cluster": dataclasses.asdict(_cluster(chosen)), "rows": rows}
-    try:
-        Path(chosen.output_file).write_text(json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        raise UsageError(f"{chosen.output_file} cannot be written: {error.strerror}") from None
+    write_text(Path(chosen.output_file), json.dumps(content, indent=1) + "\n")

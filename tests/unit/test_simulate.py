@@ -211,6 +211,7 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "8", "--hosts", "4", "--algorithm", "tree"], "known are ring, doubling"),
         (["--ranks", "8", "--hosts", "4", "--algorithm", "mpi"], "ranks that MPI has started"),
         (["--ranks", "8", "--hosts", "8", "--algorithm", "direct", "--scaling"], "share memory"),
+        (["--ranks", "8", "--hosts", "8", "--algorithm", "doubling"], "doubling is for smaller"),
         (["--ranks", "2", "--hosts", "2", "-J", "/nonexistent/x.json"], "cannot be written"),
         (["--ranks", "2", "--hosts", "2", "-J", "/dev/full"], "No space left on device"),
         (["--ranks", "2", "--hosts", "2", "--size", "1000000G"], "memory"),
@@ -235,6 +236,37 @@ def test_a_reader_that_has_seen_enough() -> None:
     job.stdout = None
     _, errors = job.communicate(timeout=60)
     assert (job.returncode, errors) == (0, "")
+
+
+def test_files_are_written_for_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    words = f"--ranks 16 --hosts 4 --link 10gbit --scaling -J {file}"
+    command = f"{sys.executable} -m ringdl simulate allreduce {words} | head -1"
+    ended = subprocess.run(command, shell=True, check=False, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert len(json.loads(file.read_text())["rows"]) == 4
+
+
+def test_what_is_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["allreduce", "--link", "10gbit", "--ranks", "4", "--hosts", "4"]
+    assert main([*words, "--algorithm", "ring,nccl,doubling"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "nccl left out, as it is for ranks with a CUDA device" in told
+    assert "doubling left out, as it is for smaller arrays" in told
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("size", [4 << 10, 8 << 10, 16 << 10, 32 << 10])
+def test_the_chosen_algorithm_is_about_the_fastest(ranks: int, size: int) -> None:
+    """Ranks of a host share its link, whatever the algorithm."""
+    its = cluster(ranks, ranks // 8 + 1, 25e9, 2e-6)
+    seconds = {
+        each.name: predict(its, [(size, 0.0)], each).seconds
+        for each in (_engine.Algorithm.ring, _engine.Algorithm.doubling)
+    }
+    seconds["hierarchical"] = predict(its, [(size, 0.0)], _engine.Algorithm.hierarchical).seconds
+    chosen = predict(its, [(size, 0.0)])
+    assert chosen.seconds <= 1.5 * min(seconds.values()), (chosen.algorithms, seconds)
 
 
 def test_an_algorithm_that_is_not_for_these_ranks() -> None:

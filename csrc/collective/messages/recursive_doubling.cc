@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <ranges>
 
 namespace ringdl {
 
@@ -144,8 +145,15 @@ constinit const AllreduceAlgorithm kDoublingAlgorithm = {
     .effort =
         [](double bytes, const HostLayout& layout) {
           const auto size = static_cast<unsigned>(layout.size());
-          const double rounds = std::bit_width(size) - 1 + (std::has_single_bit(size) ? 0 : 2);
-          return Effort{rounds, rounds * bytes};
+          const int rounds = std::bit_width(size) - 1 + (std::has_single_bit(size) ? 0 : 2);
+          if (layout.host_count() == 1) return Effort{double(rounds), rounds * bytes};
+          // Ranks of a host follow one another. Their first partners are there, if hosts have
+          // equally many, a power of two; else, and later, all of them send over its link.
+          const auto [least, most] = std::ranges::minmax(
+              layout.hosts | std::views::transform([](const auto& ranks) { return ranks.size(); }));
+          const int inside =
+              least == most && std::has_single_bit(most) ? std::bit_width(most) - 1 : 0;
+          return Effort{double(rounds), (rounds - inside) * static_cast<double>(most) * bytes};
         },
     .inside = {12e-6, 0.4e-9},
     .between = {30e-6, 8e-9},
