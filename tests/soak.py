@@ -5,15 +5,16 @@
 Works of random kinds, dtypes, sizes and names, in flights that each rank submits in its own order,
 waited for or dropped; buckets with missing gradients; objects; messages; groups of arrays and of
 ranks; ranks that join; mismatches and timeouts made on purpose (`soaking.works`). Training by each
-policy, in NumPy and PyTorch; commits and checkpoints, loaders, cut networks (`soaking.training`). A
-new communicator now and then; the flight recorder is on. Ranks draw the same random numbers, so
-that they agree without talking. Every 30 s one line: works per second, and for each rank memory
-(MiB resident, and its share of what is shared), file descriptors and threads.
+policy, in NumPy and PyTorch; commits and checkpoints, loaders, cut networks (`soaking.training`).
+Lives of a communicator follow one another; the flight recorder is on. Ranks draw the same random
+numbers, so that they agree without talking. After each life one line: works per second, and for
+each rank what it holds without a communicator: memory (MiB resident; beside it what it was at the
+end of the life, which depends on how much was done in it), file descriptors and threads.
 
 Exit code 1 if a result is wrong (with a traceback), or if after the warm-up (a third of the time,
-at most 5 minutes) a line fitted through a rank's resident memory rises by more than 1 MiB in 10
-minutes and twice its standard error (runs of under 4 minutes are too short to tell), or a rank has
-more file descriptors or threads in the end.
+at most 5 minutes) a line fitted through a rank's memory without a communicator rises by more than 1
+MiB in 10 minutes and twice its standard error (runs of under 4 minutes are too short to tell), or a
+rank has more file descriptors or threads in the end.
 """
 
 import argparse
@@ -30,20 +31,16 @@ from soaking.works import Works
 
 import ringdl
 
-REPORT_SECONDS = 30
-COMMUNICATOR_SECONDS = 60  # one that has seen a mismatch is never freed, and MPICH has 2,048
+LIFE_SECONDS = 60  # a communicator that has seen a mismatch is never freed, and MPICH has 2,048
+LIVES = 6  # at least
 MIB_PER_10_MINUTES = 1.0
-LEAST_POINTS = 5  # of a line
+LEAST_POINTS, LEAST_SECONDS = 5, 240  # of a line
 
 
-def figures() -> np.ndarray:
-    """MiB resident, MiB of its share, files, threads; a row per rank."""
-    while ringdl.stats()["works_in_flight"] > 0:
-        time.sleep(0.01)
-    ringdl.barrier()  # lets go of the arrays
+def figures() -> list[float]:
+    """MiB resident, files, threads."""
     mine = held()
-    row = [mine["rss"] / 1024, mine["pss"] / 1024, mine["files"], mine["threads"]]
-    return ringdl.allgather(np.array([row]))
+    return [mine["rss"] / 1024, mine["files"], mine["threads"]]
 
 
 def fitted_slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -57,12 +54,12 @@ def growths(seconds: np.ndarray, rows: np.ndarray) -> list[str]:
     """What has grown. `rows`: of each moment, for each rank, what `figures` gives."""
     found = []
     for rank in range(rows.shape[1]):
-        if len(rows) >= LEAST_POINTS:
+        if len(rows) >= LEAST_POINTS and seconds[-1] >= LEAST_SECONDS:
             slope, error = fitted_slope(seconds / 600, rows[:, rank, 0])
             print(f"rank {rank}: memory changes by {slope:+.2f} ± {error:.2f} MiB in 10 minutes")
             if slope - 2 * error > MIB_PER_10_MINUTES:
                 found.append(f"memory of rank {rank}")
-        for column, what in ((2, "file descriptors"), (3, "threads")):
+        for column, what in ((1, "file descriptors"), (2, "threads")):
             if rows[-1, rank, column] > rows[0, rank, column]:
                 found.append(f"{what} of rank {rank}")
     return found
@@ -86,45 +83,53 @@ class Life:
 
 
 def run(arguments: argparse.Namespace, own: Path) -> tuple[int, list[float], list[np.ndarray], int]:
-    """The rank, seconds and figures of each report, from 0 on, and how many works there were."""
+    """The rank, for each life when it had ended and what ranks held then, and how many works."""
     random = np.random.default_rng(arguments.seed)
     begin = time.monotonic()
-    seconds, rows, works, reported = [0.0], [], 0, 0
+    life_seconds = min(LIFE_SECONDS, 60 * arguments.minutes / LIVES)
+    seconds: list[float] = []
+    rows: list[np.ndarray] = []
+    works = 0
     is_over = False
     while not is_over:
         ringdl.init()
-        life = Life(random, ringdl.broadcast_object(own))
         made = time.monotonic()
+        life = Life(random, ringdl.broadcast_object(own))
         is_old = False
         while not is_old:
             for _ in range(20):
                 life.step()
             now = time.monotonic()
             is_over = now - begin > 60 * arguments.minutes
-            is_due = is_over or now - begin > REPORT_SECONDS * (len(rows) + 1)
-            is_old = is_over or now - made > COMMUNICATOR_SECONDS
-            is_over, is_due, is_old = ringdl.broadcast_object((is_over, is_due, is_old))
-            if is_due:
-                rows.append(figures())
-                done = works + life.done()
-                report(now - begin, (done - reported) / (now - begin - seconds[-1]), rows[-1])
-                seconds.append(now - begin)
-                reported = done
-        works += life.done()
+            is_over, is_old = ringdl.broadcast_object((is_over, now - made > life_seconds))
+            is_old |= is_over
+        done, lived = life.done(), time.monotonic() - made
         del life
+        while ringdl.stats()["works_in_flight"] > 0:
+            time.sleep(0.01)
+        ringdl.barrier()  # lets go of the arrays
+        in_use = held()["rss"] / 1024
+        ringdl.shutdown()
+        mine = np.array([[*figures(), in_use]])
+        ringdl.init()
+        rows.append(ringdl.allgather(mine))
         rank = ringdl.rank()
         ringdl.shutdown()
+        works += done
+        seconds.append(time.monotonic() - begin)
+        if rank == 0:
+            report(seconds[-1], done / lived, rows[-1])
     return rank, seconds, rows, works
 
 
 def report(seconds: float, rate: float, rows: np.ndarray) -> None:
-    if ringdl.rank() > 0:
-        return
-    columns = [" ".join(f"{x:.1f}" for x in column) for column in rows.T[:2]]
-    columns += [" ".join(f"{x:.0f}" for x in column) for column in rows.T[2:]]
+    memory, files, threads, in_use = (
+        " ".join(f"{x:.{digits}f}" for x in column)
+        for column, digits in zip(rows.T, (1, 0, 0, 1), strict=True)
+    )
     print(
-        f"{seconds:6.0f} s: {rate:6,.0f} works/s; MiB {columns[0]} (share {columns[1]}); files "
-        f"{columns[2]}; threads {columns[3]}",
+        f"{seconds:6.0f} s: {rate:6,.0f} works/s; MiB {memory} (before {in_use}); files {files}; "
+        f"threads {threads}",
         flush=True,
     )
 
@@ -141,8 +146,8 @@ def main() -> int:
     if rank > 0:
         return 0
     warm = min(300, seconds[-1] / 3)
-    later = [i for i in range(len(rows)) if seconds[i + 1] >= warm]
-    grown = growths(np.array(seconds[1:])[later], np.array(rows)[later])
+    later = [i for i in range(len(rows)) if seconds[i] >= warm]
+    grown = growths(np.array(seconds)[later], np.array(rows)[later])
     print(f"{works:,} works; " + (f"grown: {', '.join(grown)}" if grown else "nothing has grown"))
     return 1 if grown else 0
 
