@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ringdl import _engine, _startup, _tuning
 from ringdl._engine import Algorithm, Reduction
 from ringdl._errors import UsageError
-from ringdl._files import write_whole
+from ringdl._files import write_text
 from ringdl._tuning import Tuning, cache_path, topology
 
 if TYPE_CHECKING:
@@ -77,18 +77,9 @@ def main(arguments: Sequence[str]) -> int:
         text = describe(tuning, samples, hosts)
     if communicator.rank == 0:
         print(text)
-        _write(path, tuning.to_json() + "\n")
+        write_text(path, tuning.to_json() + "\n")
         print(f"written to {path} (hash {tuning.hash})")
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    """At once, as others may be reading it; but a link stays one, and what is no file as it is."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        path.write_text(text)
-        return
-    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def _lack(path: Path) -> str:

@@ -212,7 +212,7 @@ def find_tuning(
         return parse_tuning(wanted, "RINGDL_TUNING")
     path = cache_path(vendor, hosts, host_count) if wanted is None else Path(wanted)
     try:
-        return parse_tuning(path.read_text(), str(path))
+        return parse_tuning(path.read_bytes().decode(errors="replace"), str(path))
     except UsageError as error:
         if wanted is not None:
             raise

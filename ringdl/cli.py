@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ringdl import _cores, _doctor, _launch, _mpirun
+from ringdl._errors import UsageError
 from ringdl._execute import execute
 from ringdl._report import RUN_REPORT
 from ringdl._settings import read_settings
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known, rest = parser.parse_args(arguments[:1]), list(arguments[1:])
     try:
         return _COMMANDS[known.command](rest)
-    except _mpirun.LaunchError as error:
+    except (_mpirun.LaunchError, UsageError) as error:
         print(f"ringdl: {error}", file=sys.stderr)
         return 2
 
@@ -149,6 +150,8 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     chosen = parser.parse_args(own)
 
+    if chosen.restarts < 0:
+        raise _mpirun.LaunchError(f"--restarts {chosen.restarts}: pass 0 or more")
     _check_program(program)
     launcher = _launch.detect_store_job(os.environ) or _launch.detect(os.environ)
     if launcher is not None:

@@ -44,3 +44,34 @@ def test_every_policy_learns_what_the_default_does(
     for policy, row in rows.items():
         assert row["bytes"] > 0, policy
         assert row["distance"] > 0 or policy == "AllReduce", policy
+
+
+def test_other_hosts_do_not_see_what_is_asked(mpi_python: str, tmp_path: Path) -> None:
+    """Rank 0 alone has the file of runs, and writes that of results."""
+    (tmp_path / "start.py").write_text(
+        """
+import runpy
+import sys
+
+import ringdl
+
+ringdl.init()
+sys.argv = sys.argv[2:]
+if ringdl.rank() > 0:
+    sys.argv[1:] = ["/nowhere/runs", "/nowhere/results"]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+    )
+    words = ("--tasks", "digits", "--ranks", "2", "--seeds", "1", "--octaves", "1")
+    start = f"{mpi_python} -m ringdl run -n {{ranks}} {tmp_path / 'start.py'}"
+    compare(
+        mpi_python,
+        *words,
+        "--shorter",
+        "10",
+        "--policies",
+        "AllReduce",
+        "--start",
+        start,
+        folder=tmp_path,
+    )

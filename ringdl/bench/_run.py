@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import ringdl
 from ringdl import _cuda, _engine
 from ringdl._errors import UsageError
+from ringdl._files import write_text
 from ringdl.bench import _machine, _peers, _plot, _report
 from ringdl.bench._arrays import (
     ASSUMED_CACHE_BYTES,
@@ -179,9 +180,11 @@ class _Bench:
             self._say([_report.table_line(rows[-1])])
         summary = _report.summary_of(rows)
         self._say(_report.comparison(rows) + _report.foot(summary, rows))
-        if self._communicator.rank == 0:
-            self._save(rows)
-        return 1 if summary.wrong else 0
+        is_first = self._communicator.rank == 0
+        lack = self._communicator.broadcast_object(self._save(rows) if is_first else "")
+        if lack and is_first:
+            print(f"ringdl: {lack}", file=sys.stderr, flush=True)
+        return 1 if summary.wrong else 2 if lack else 0
 
     def _cases(self) -> Iterator[Case]:
         plan, ranks = self._plan, self._communicator.size
@@ -260,10 +263,15 @@ class _Bench:
         if self._communicator.rank == 0:
             print(*lines, sep="\n", flush=True)
 
-    def _save(self, rows: Sequence[_report.Row]) -> None:
+    def _save(self, rows: Sequence[_report.Row]) -> str:
+        """Why files could not be written; empty if they were."""
         plan = self._plan
-        if plan.output_file is not None:
-            report = _report.as_json(plan, self._machine, rows)
-            Path(plan.output_file).write_text(json.dumps(report, indent=1) + "\n")
-        if plan.plot is not None:
-            _plot.draw(plan.plot, rows, self._machine)
+        try:
+            if plan.output_file is not None:
+                report = _report.as_json(plan, self._machine, rows)
+                write_text(Path(plan.output_file), json.dumps(report, indent=1) + "\n")
+            if plan.plot is not None:
+                _plot.draw(plan.plot, rows, self._machine)
+        except (UsageError, OSError) as error:
+            return str(error)
+        return ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ringdl._errors import UsageError
+from ringdl._files import write_text
 from ringdl._interpreter import finding_ringdl
 from ringdl.bench._plan import check_writable
 from ringdl.compare._policies import BASE, CHOICES
@@ -120,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
                 }
             )
             if its.json:  # what is there, should the next one not end
-                its.json.write_text(json.dumps(for_json(found), allow_nan=False) + "\n")
+                write_text(its.json, json.dumps(for_json(found), allow_nan=False) + "\n")
             if its.plots:
                 firsts = [curve for curve in curves if curve.run.seed == 0]
                 draw(its.plots, name, firsts, apart)
@@ -136,8 +139,17 @@ def _check(parser: argparse.ArgumentParser, its: argparse.Namespace) -> None:
             parser.error(f"--policies {part}: there are {', '.join(CHOICES)}")
     for name in ("seeds", "octaves", "slow", "shorter", "ranks"):
         given = getattr(its, name)
-        if given is not None and min(given if name == "ranks" else [given]) <= 0:
+        each = given if name == "ranks" else [given]
+        if given is not None and not all(0 < number < math.inf for number in each):
             parser.error(f"--{name}: pass a positive number")
+    if its.slow < 1:
+        parser.error("--slow: pass how many times longer the slow rank computes, at least 1")
+    try:
+        program = shlex.split(its.start)[:1] if its.start is not None else [sys.executable]
+    except ValueError as error:  # a quotation that does not end
+        parser.error(f"--start {its.start}: {error}")
+    if not program or shutil.which(program[0]) is None:
+        parser.error(f"--start {its.start}: there is no such program")
     if its.ranks and max(its.ranks) > min(TASKS[name].batch for name in its.tasks):
         parser.error(f"--ranks {max(its.ranks)}: there are more ranks than samples in a step")
     if any("digits" in name for name in its.tasks) and importlib.util.find_spec("sklearn") is None:

@@ -19,6 +19,9 @@ from ringdl.compare._policies import BASE, CHOICES
 from ringdl.compare._tasks import TASKS, Tensors
 
 SNAPSHOTS = 32
+_TRIALS = 50
+"""Steps whose mean tells what a step takes, as ranks may share cores."""
+_CORRECTIONS = 2
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Runner:
         torch.manual_seed(run.seed)
         network = task.network()
         first = parameters_to_vector(network.parameters()).detach().clone()
+        pause = self._pause(run)
         policy: Any = choice.make(run.budget)
         optimizer = hvd.DistributedOptimizer(
             task.optimizer(network.parameters(), run.rate),
@@ -115,18 +119,12 @@ class Runner:
         sent_before = its.stats()["bytes_sent"]
         begin = time.perf_counter()
         while len(snapshots) < SNAPSHOTS:
-            computing = time.perf_counter()
             chosen = torch.from_numpy(random.integers(0, len(inputs), rows))
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(network(inputs[chosen]), targets[chosen])
-            if its.rank == its.size - 1 and run.slow > 1:
-                # What a backward pass takes, too, which averages gradients in its end.
-                time.sleep(3 * (run.slow - 1) * (time.perf_counter() - computing))
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            _take_step(network, optimizer, (inputs[chosen], targets[chosen]), pause)
             step += 1
             done = policy.rounds if choice.balanced_steps else step
-            if done == length * (len(snapshots) + 1) // SNAPSHOTS:
+            # Several in one place, where there are fewer rounds than snapshots.
+            while len(snapshots) < SNAPSHOTS and SNAPSHOTS * done >= length * (len(snapshots) + 1):
                 made.append(step)
                 seconds.append(time.perf_counter() - begin)
                 sent.append(its.stats()["bytes_sent"] - sent_before)
@@ -134,6 +132,37 @@ class Runner:
         policies.synchronize(optimizer)
         last = parameters_to_vector(network.parameters()).detach().clone()
         return self._curve(run, network, test, first, last, snapshots, seconds, sent, made)
+
+    def _pause(self, run: Run) -> float:
+        """Seconds for the last rank to sleep in a step, so that it is as slow as asked. Collective.
+
+        Found on a bare network, while the others compute. After a pause a step takes longer than
+        without, and a pause longer than asked for: so it is corrected by what it led to.
+        """
+        its, task = self._its, TASKS[run.task]
+        if run.slow == 1:
+            return 0.0
+        network = task.network()
+        optimizer = task.optimizer(network.parameters(), run.rate)
+        (inputs, targets), _ = _data(run.task)
+        batch = tuple(each[: task.batch // its.size] for each in (inputs, targets))
+
+        def seconds(pause: float, count: int) -> float:
+            begin = time.perf_counter()
+            for _ in range(count):
+                _take_step(network, optimizer, batch, pause)
+            return (time.perf_counter() - begin) / count
+
+        its.barrier()
+        seconds(0.0, _TRIALS)  # the first ones are slower
+        usual = float(its.allreduce(np.array(seconds(0.0, _TRIALS))))
+        pause = (run.slow - 1) * usual
+        for _ in range(_CORRECTIONS):
+            if its.rank == its.size - 1:
+                pause = max(0.0, pause + run.slow * usual - seconds(pause, _TRIALS))
+            else:
+                seconds(0.0, round(run.slow * _TRIALS))
+        return pause if its.rank == its.size - 1 else 0.0
 
     def _length(self, run: Run) -> int:
         """How many steps this rank makes, or balanced rounds.
@@ -146,7 +175,7 @@ class Runner:
         of_slow = run.steps * self._its.size / (1 + run.slow * (self._its.size - 1))
         is_slow = self._its.rank == self._its.size - 1
         if choice.balanced_steps:
-            return max(SNAPSHOTS, round(of_slow * run.slow / choice.balanced_steps))
+            return max(1, round(of_slow * run.slow / choice.balanced_steps))
         return max(SNAPSHOTS, round(of_slow if is_slow else of_slow * run.slow))
 
     def _curve(
@@ -194,6 +223,19 @@ class Runner:
         examples = [steps * (TASKS[run.task].batch // its.size) for steps in made]
         values = examples, seconds, loss, accuracy, sent
         return Curve(run, its.size, *values, distance, disagreement)
+
+
+def _take_step(
+    network: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any, pause: float
+) -> None:
+    """The pause is before the backward pass, which averages gradients in its end."""
+    inputs, targets = batch
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(network(inputs), targets)
+    if pause > 0:
+        time.sleep(pause)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 @cache

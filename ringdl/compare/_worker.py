@@ -1,6 +1,6 @@
 """A rank of a job that makes runs.
 
-Its arguments are two files of JSON lines: runs, and where their curves go.
+Its arguments are two files of rank 0, of JSON lines: runs, and where their curves go.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def main(runs: str, results: str) -> None:
     communicator = ringdl.init()
     torch.set_num_threads(1)
     runner = Runner(communicator)
-    for line in Path(runs).read_text().splitlines():
+    # Other hosts do not see the file.
+    asked = Path(runs).read_text().splitlines() if communicator.rank == 0 else None
+    for line in communicator.broadcast_object(asked):
         curve = runner.carry_out(Run(**json.loads(line)))
         if communicator.rank == 0:
             with Path(results).open("a") as file:

@@ -4,13 +4,15 @@ import argparse
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from ringdl.compare import main
+import ringdl
+from ringdl.compare import _run, main
 from ringdl.compare._command import _LONG, _SHORT, Comparison, Effort
 from ringdl.compare._policies import BASE, CHOICES
 from ringdl.compare._report import for_json, table
@@ -134,6 +136,10 @@ def test_a_rate_at_the_end_of_those_that_were_tried(monkeypatch: pytest.MonkeyPa
     [
         ("--policies Voting", "--policies Voting: there are AllReduce, "),
         ("--seeds 0", "--seeds: pass a positive number"),
+        ("--shorter nan", "--shorter: pass a positive number"),
+        ("--slow 0.5", "--slow: pass how many times longer the slow rank computes, at least 1"),
+        ("--start nowhere", "--start nowhere: there is no such program"),
+        ("--start it's", "--start it's: No closing quotation"),
         ("--tasks gpt --ranks 2 33", "--ranks 33: there are more ranks than samples in a step"),
         ("--json /nowhere/found.json", "--json /nowhere/found.json cannot be written"),
         ("--json /tmp", "--json /tmp cannot be written: Is a directory"),
@@ -148,6 +154,27 @@ def test_wrong_use(words: str, sentence: str, capsys: pytest.CaptureFixture[str]
         main(words.split())
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_slow_rank_is_as_slow_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a step takes longer after a pause, and the pause longer than asked for."""
+    pytest.importorskip("sklearn")
+
+    def step(network: Any, optimizer: Any, batch: Any, pause: float) -> None:
+        time.sleep(0.005 + (pause + 0.010 if pause > 0 else 0))
+
+    monkeypatch.setattr(_run, "_take_step", step)
+    monkeypatch.setattr(_run, "_TRIALS", 10)
+    ringdl.init()
+    run = Run("digits", BASE, 0.1, 0, 320, 320, slow=4.0)
+    pause = _run.Runner(ringdl.get_communicator())._pause(run)
+    seconds = []
+    for each in (0.0, pause):
+        begin = time.perf_counter()
+        for _ in range(10):
+            step(None, None, None, each)
+        seconds.append(time.perf_counter() - begin)
+    assert 3 < seconds[1] / seconds[0] < 5
 
 
 def test_every_policy_and_task_is_there() -> None:

@@ -1,7 +1,6 @@
 """What algorithms are chosen by: the table, where it comes from, how it is fitted."""
 
 import json
-import os
 from pathlib import Path
 from typing import get_args
 
@@ -124,32 +123,14 @@ def test_where_a_table_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert find_tuning("default", "Open MPI", FOUR_HOSTS) == default_tuning(4)
     assert find_tuning(tuning.to_json(), "MPICH", ONE_HOST) == tuning
     assert find_tuning(str(path), "MPICH", ONE_HOST) == tuning
+    path.write_bytes(b"\xff\xfe\x00garbage")
+    with pytest.warns(RuntimeWarning, match="is no tuning table"):
+        assert find_tuning(None, "Open MPI", FOUR_HOSTS) == default_tuning(4)
     path.write_text(tuning.to_json()[:-1])
     with pytest.warns(RuntimeWarning, match="is no tuning table"):
         assert find_tuning(None, "Open MPI", FOUR_HOSTS) == default_tuning(4)
     with pytest.raises(ringdl.UsageError, match="RINGDL_TUNING='/nowhere'"):
         find_tuning("/nowhere", "MPICH", ONE_HOST)
-
-
-def test_a_table_is_written_through_links(tmp_path: Path) -> None:
-    target, link, beside = (tmp_path / name for name in ("target.json", "l.json", "l.part"))
-    target.write_text("{}")
-    link.symlink_to(target)
-    beside.write_text("precious")
-    os.mkfifo(tmp_path / "pipe")
-    for path in (link, tmp_path / "new.json"):
-        assert _tune._lack(path) == ""
-        _tune._write(path, "table")
-        assert path.read_text() == "table"
-    assert link.is_symlink()
-    assert target.read_text() == "table"
-    assert beside.read_text() == "precious"
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    _tune._write(tmp_path / "pipe", "table")
-    assert os.read(reader, 10) == b"table"
-    os.close(reader)
-    assert (tmp_path / "pipe").is_fifo()
-    assert len([*tmp_path.iterdir()]) == 5
 
 
 def test_a_table_is_not_written_where_a_folder_is(tmp_path: Path) -> None:
