@@ -35,8 +35,8 @@ to loss: examples to its loss; step, time: seconds of a step, and to its loss; t
 where one rank computes {slow} times longer, in both. -: not reached with twice the examples.
 KB/step: what each rank sends where ranks share no memory. distance: of the parameters from
 AllReduce's, as a share of how far these have moved, and guesses: how many of the test's differ. Of
-policies at each rank's own pace rank 0's parameters are shown, as they are between two exchanges;
-of others the mean of all ranks'."""
+ParameterServer without staleness and of EASGD rank 0's parameters are shown, as they are between two
+exchanges; of others the mean of all ranks', each as far on in its run."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def main(arguments: Sequence[str]) -> int:
             if its.plots:
                 firsts = [curve for curve in curves if curve.run.seed == 0]
                 draw(its.plots, name, firsts, apart)
-                draw(its.plots, f"{name}, one slow", slowed, apart)
+                firsts = [curve for curve in slowed if curve.run.seed == 0]
+                draw(its.plots, f"{name}, one slow", firsts, apart)
     print("\n" + _LEGEND.format(slow=f"{its.slow:g}"))
     return 0
 
@@ -196,7 +197,11 @@ class Comparison:
         apart: list[Curve] = []
         if self._ranks > 1:
             slowed = self._job(
-                [self._run(name, rates[name], 0, self._slow) for name in self._chosen]
+                [
+                    self._run(name, rates[name], seed, self._slow)
+                    for seed in range(self._effort.seeds)
+                    for name in self._chosen
+                ]
             )
             steps = 2 * SNAPSHOTS
             few = [Run(self._task, name, rates[name], 0, steps, steps) for name in self._chosen]

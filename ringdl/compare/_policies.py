@@ -28,12 +28,14 @@ class Choice:
         balanced_steps: where slower ranks make fewer steps in a round, those of the fastest.
         adds_up: whether what ranks learn is added up, so that rates are those of one rank divided
             by their number.
+        ends_in_mean: whether the mean of all ranks' parameters is what would be used.
     """
 
     make: Callable[[int], Policy]
     has_own_pace: bool = False
     balanced_steps: int = 0
     adds_up: bool = False
+    ends_in_mean: bool = True
 
 
 CHOICES = {
@@ -50,10 +52,12 @@ CHOICES = {
     "Gossip, ring": Choice(lambda steps: Gossip("ring")),
     "Gossip, exponential": Choice(lambda steps: Gossip("exponential")),
     "AsyncGossip": Choice(lambda steps: AsyncGossip(), has_own_pace=True),
-    "ParameterServer": Choice(lambda steps: ParameterServer(), has_own_pace=True, adds_up=True),
+    "ParameterServer": Choice(
+        lambda steps: ParameterServer(), has_own_pace=True, adds_up=True, ends_in_mean=False
+    ),
     "ParameterServer, staleness 4": Choice(
         lambda steps: ParameterServer(staleness=4), adds_up=True
     ),
-    "EASGD, every 4": Choice(lambda steps: EASGD(4), has_own_pace=True),
+    "EASGD, every 4": Choice(lambda steps: EASGD(4), has_own_pace=True, ends_in_mean=False),
 }
 BASE = "AllReduce"

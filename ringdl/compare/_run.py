@@ -191,7 +191,7 @@ class Runner:
         made: list[int],
     ) -> Curve:
         its = self._its
-        if not CHOICES[run.policy].has_own_pace:  # the mean is what would be used
+        if CHOICES[run.policy].ends_in_mean:
             snapshots = [*its.allreduce(torch.stack(snapshots))]
             seconds = its.allreduce(np.array(seconds), ringdl.Max).tolist()
         sent = its.allreduce(np.array(sent, float)).tolist()
