@@ -35,8 +35,8 @@ to loss: examples to its loss; step, time: seconds of a step, and to its loss; t
 where one rank computes {slow} times longer, in both. -: not reached with twice the examples.
 KB/step: what each rank sends where ranks share no memory. distance: of the parameters from
 AllReduce's, as a share of how far these have moved, and guesses: how many of the test's differ. Of
-ParameterServer without staleness and of EASGD rank 0's parameters are shown, as they are between two
-exchanges; of others the mean of all ranks', each as far on in its run."""
+ParameterServer without staleness, and of EASGD, rank 0's parameters are shown, as they are between
+two exchanges; of others the mean of all ranks', each as far on in its run."""
 
 
 @dataclass(frozen=True)
