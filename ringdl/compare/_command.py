@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 from ringdl._errors import UsageError
@@ -31,8 +32,9 @@ _LEGEND = """\
 loss, accuracy: of the test's data, after as many examples as AllReduce has had, each policy at its
 best learning rate (!: the lowest or highest that was tried); medians over seeds. examples: to
 AllReduce's accuracy less 0.01, as a share of all that it has had. As shares of what AllReduce took:
-to loss: examples to its loss; step, time: seconds of a step, and to its loss; time, slow: the same
-where one rank computes {slow} times longer, in both. -: not reached with twice the examples.
+to loss: examples to its loss, but for 2% of how far that comes down; step, time: seconds of a step,
+and to that loss; time, slow: the same where one rank computes {slow} times longer, in both. -: not
+reached with twice the examples.
 KB/step: what each rank sends where ranks share no memory. distance: of the parameters from
 AllReduce's, as a share of how far these have moved, and guesses: how many of the test's differ. Of
 ParameterServer without staleness, and of EASGD, rank 0's parameters are shown, as they are between
@@ -60,6 +62,8 @@ _SHORT = {
     "gpt": Effort((2,), 1, 1),
 }
 _LONG = {name: Effort((1, 2, 4, 8), 3, 5) for name in TASKS}
+_FIRST_SEED = 1000
+"""Of the runs by which rates are chosen: others than those that are shown."""
 _WIDENED = 2
 """How often rates are sought further out."""
 
@@ -227,9 +231,10 @@ class Comparison:
             runs = []
             for name, octaves in wanted.items():
                 tried[name] |= octaves
-                for octave in sorted(octaves):
+                for octave, seed in product(sorted(octaves), range(self._effort.seeds)):
                     rate = self._rate(name, octave)
-                    runs.append(Run(self._task, name, rate, 1000, self._steps, self._steps))
+                    its = self._task, name, rate, _FIRST_SEED + seed, self._steps, self._steps
+                    runs.append(Run(*its))
             curves += self._job(runs)
             best = best_rates(curves)
             wanted = {}

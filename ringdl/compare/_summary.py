@@ -13,6 +13,9 @@ from ringdl.compare._run import Curve
 
 _LAST = 1 / 8
 """Of the examples, in which the median is what a run has reached."""
+_MARGIN = 0.02
+"""Of how far the base's loss comes down. Near its end a curve is flat, and which of two runs is
+first at exactly the same loss is chance."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,10 @@ class Row:
         loss: after as many examples as the base has had.
         accuracy: the same; then the lowest and the highest of all seeds.
         examples: to the base's accuracy, but for 0.01, as a share of all that it has had.
-        to_loss: examples to the base's loss, as a share of its own; so are the next three.
+        to_loss: examples to the base's loss, but for 2% of how far that comes down, as a share of
+            its own; so are the next three.
         step: seconds of a step.
-        seconds: to the base's loss.
+        seconds: to that loss.
         slow_seconds: the same, with a slow rank in both.
         bytes: that each rank sends in a step, where ranks share no memory.
         distance: of parameters from the base's.
@@ -58,13 +62,16 @@ def score(curve: Curve) -> float:
 
 
 def best_rates(curves: Sequence[Curve]) -> dict[str, float]:
-    """For each policy, the rate with the lowest loss in the end."""
-    best: dict[str, Curve] = {}
+    """For each policy, the rate with the lowest loss in the end: the median over seeds."""
+    scores: dict[str, dict[float, list[float]]] = {}
     for curve in curves:
-        policy = curve.run.policy
-        if policy not in best or score(curve) < score(best[policy]):
-            best[policy] = curve
-    return {policy: curve.run.rate for policy, curve in best.items()}
+        its = scores.setdefault(curve.run.policy, {})
+        its.setdefault(curve.run.rate, []).append(score(curve))
+    best = {}
+    for policy, its in scores.items():
+        medians = {rate: median(each) for rate, each in its.items()}
+        best[policy] = min(medians, key=medians.__getitem__)
+    return best
 
 
 def summarize(
@@ -135,8 +142,9 @@ def _to_accuracy(curve: Curve, base: Curve) -> float:
 
 
 def _to_loss(curve: Curve, base: Curve, of: Literal["examples", "seconds"]) -> float:
-    """As a share of what the base took to the loss that it ends with."""
-    target = _reached(base, base.loss, base.examples[-1])
+    """As a share of what the base took to the loss that it ends with, but for a margin."""
+    end = _reached(base, base.loss, base.examples[-1])
+    target = end + _MARGIN * (base.loss[0] - end)
     its, theirs = getattr(curve, of), getattr(base, of)
     return _first(its, curve.loss, target) / _first(theirs, base.loss, target)
 

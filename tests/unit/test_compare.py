@@ -57,9 +57,10 @@ def test_figures() -> None:
     assert base.to_loss == base.seconds == base.slow_seconds == 1
     assert base.examples == pytest.approx(0.5 * 0.975, abs=0.02)  # of 80; within 0.01 at loss 2.1
     assert other.loss == 3, "after as many examples as the base has had"
-    assert other.to_loss == 90 / 40
-    assert other.seconds == 4.5 / 4
-    assert other.slow_seconds == 4.5 / 16, "between two snapshots"
+    # To 2 + 0.02 (8 - 2), between two snapshots.
+    assert other.to_loss == pytest.approx(88.8 / 39.4)
+    assert other.seconds == pytest.approx(4.44 / 3.94)
+    assert other.slow_seconds == pytest.approx(4.44 / 15.76)
     assert other.step == 0.5
     assert other.bytes == 300
     assert "Gossip, ring" in table(rows)
@@ -94,6 +95,8 @@ def test_rates() -> None:
         curve("EASGD, every 4", [4, 4, 4, 4], rate=0.4),
     ]
     assert best_rates(curves) == {BASE: 0.2, "EASGD, every 4": 0.4}
+    lucky = [curve(BASE, [1, 1, 1, 1], rate=0.1), curve(BASE, [9, 9, 9, 9], rate=0.1)]
+    assert best_rates([*curves, *lucky])[BASE] == 0.2
 
 
 def test_a_run_so_short_that_no_snapshot_is_in_its_last_part() -> None:
