@@ -57,8 +57,8 @@ class Effort:
 
 
 _SHORT = {
-    "digits": Effort((2, 4), 2, 3),
-    "shifted-digits": Effort((2,), 1, 2),
+    "digits": Effort((2, 4), 1, 2),
+    "shifted-digits": Effort((2,), 1, 1),
     "gpt": Effort((2,), 1, 1),
 }
 _LONG = {name: Effort((1, 2, 4, 8), 3, 5) for name in TASKS}
@@ -234,7 +234,7 @@ class Comparison:
                 for octave, seed in product(sorted(octaves), range(self._effort.seeds)):
                     rate = self._rate(name, octave)
                     its = self._task, name, rate, _FIRST_SEED + seed, self._steps, self._steps
-                    runs.append(Run(*its))
+                    runs.append(Run(*its, is_shown=False))
             curves += self._job(runs)
             best = best_rates(curves)
             wanted = {}

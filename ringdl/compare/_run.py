@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -19,6 +20,8 @@ from ringdl.compare._policies import BASE, CHOICES
 from ringdl.compare._tasks import TASKS, Tensors
 
 SNAPSHOTS = 32
+_AT_END = SNAPSHOTS // 8
+"""By these rates are chosen: evaluating all takes longer than training."""
 _TRIALS = 50
 """Steps whose mean tells what a step takes, as ranks may share cores."""
 _CORRECTIONS = 2
@@ -36,6 +39,7 @@ class Run:
         steps: of each rank, if all make as many.
         budget: the same of the base run: what policies are made for, and compared at.
         slow: how many times longer than another one the last rank computes.
+        is_shown: whether the whole curve is wanted; else what it ends with.
     """
 
     task: str
@@ -45,6 +49,7 @@ class Run:
     steps: int
     budget: int
     slow: float = 1.0
+    is_shown: bool = True
 
 
 @dataclass(frozen=True)
@@ -195,8 +200,9 @@ class Runner:
             snapshots = [*its.allreduce(torch.stack(snapshots))]
             seconds = its.allreduce(np.array(seconds), ringdl.Max).tolist()
         sent = its.allreduce(np.array(sent, float)).tolist()
-        loss, accuracy = [], []
-        for each in snapshots:
+        unseen = 0 if run.is_shown else SNAPSHOTS - _AT_END
+        loss, accuracy = [math.nan] * unseen, [math.nan] * unseen
+        for each in snapshots[unseen:]:
             vector_to_parameters(each, network.parameters())
             outputs = _outputs(network, test[0])
             loss.append(float(functional.cross_entropy(outputs, test[1])))
