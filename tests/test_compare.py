@@ -2,12 +2,14 @@
 
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from ringdl.compare._policies import CHOICES
-from tests.running import EVERYTHING
+from ringdl.compare._run import Run
+from tests.running import EVERYTHING, run_ranks
 
 pytest.importorskip("sklearn")
 
@@ -46,6 +48,7 @@ def test_every_policy_learns_what_the_default_does(
         assert row["distance"] > 0 or policy == "AllReduce", policy
 
 
+@pytest.mark.any_mpi
 def test_other_hosts_do_not_see_what_is_asked(mpi_python: str, tmp_path: Path) -> None:
     """Rank 0 alone has the file of runs, and writes that of results."""
     (tmp_path / "start.py").write_text(
@@ -55,23 +58,14 @@ import sys
 
 import ringdl
 
-ringdl.init()
-sys.argv = sys.argv[2:]
-if ringdl.rank() > 0:
+if ringdl.init().rank > 0:
     sys.argv[1:] = ["/nowhere/runs", "/nowhere/results"]
-runpy.run_module(sys.argv[0], run_name="__main__")
+runpy.run_module("ringdl.compare._worker", run_name="__main__")
 """
     )
-    words = ("--tasks", "digits", "--ranks", "2", "--seeds", "1", "--octaves", "1")
-    start = f"{mpi_python} -m ringdl run -n {{ranks}} {tmp_path / 'start.py'}"
-    compare(
-        mpi_python,
-        *words,
-        "--shorter",
-        "10",
-        "--policies",
-        "AllReduce",
-        "--start",
-        start,
-        folder=tmp_path,
-    )
+    run = Run("digits", "AllReduce", 0.1, 0, 32, 32)
+    (tmp_path / "runs").write_text(json.dumps(asdict(run)) + "\n")
+    files = [str(tmp_path / name) for name in ("runs", "results")]
+    ended = run_ranks(mpi_python, 2, str(tmp_path / "start.py"), *files, folder=tmp_path)
+    assert ended.code == 0, ended.text
+    assert json.loads(Path(files[1]).read_text())["ranks"] == 2

@@ -168,9 +168,9 @@ def test_a_slow_rank_is_as_slow_as_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(_run, "_take_step", step)
     monkeypatch.setattr(_run, "_TRIALS", 10)
-    ringdl.init()
     run = Run("digits", BASE, 0.1, 0, 320, 320, slow=4.0)
-    pause = _run.Runner(ringdl.get_communicator())._pause(run)
+    pause = _run.Runner(ringdl.init())._pause(run)
+    ringdl.shutdown()
     seconds = []
     for each in (0.0, pause):
         begin = time.perf_counter()
