@@ -20,8 +20,8 @@ from ringdl.compare._policies import BASE, CHOICES
 from ringdl.compare._tasks import TASKS, Tensors
 
 SNAPSHOTS = 32
-_AT_END = SNAPSHOTS // 8
-"""By these rates are chosen: evaluating all takes longer than training."""
+LAST = 1 / 8
+"""Of a run: the median there is what it has reached."""
 _TRIALS = 50
 """Steps whose mean tells what a step takes, as ranks may share cores."""
 _CORRECTIONS = 2
@@ -39,7 +39,8 @@ class Run:
         steps: of each rank, if all make as many.
         budget: the same of the base run: what policies are made for, and compared at.
         slow: how many times longer than another one the last rank computes.
-        is_shown: whether the whole curve is wanted; else what it ends with.
+        is_shown: whether the whole curve is wanted; else what it ends with, as evaluating all of
+            it takes longer than training.
     """
 
     task: str
@@ -200,7 +201,7 @@ class Runner:
             snapshots = [*its.allreduce(torch.stack(snapshots))]
             seconds = its.allreduce(np.array(seconds), ringdl.Max).tolist()
         sent = its.allreduce(np.array(sent, float)).tolist()
-        unseen = 0 if run.is_shown else SNAPSHOTS - _AT_END
+        unseen = 0 if run.is_shown else round(SNAPSHOTS * (1 - LAST))
         loss, accuracy = [math.nan] * unseen, [math.nan] * unseen
         for each in snapshots[unseen:]:
             vector_to_parameters(each, network.parameters())

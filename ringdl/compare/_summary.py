@@ -9,10 +9,8 @@ from statistics import median
 from typing import Literal
 
 from ringdl.compare._policies import BASE
-from ringdl.compare._run import Curve
+from ringdl.compare._run import LAST, Curve
 
-_LAST = 1 / 8
-"""Of the examples, in which the median is what a run has reached."""
 _MARGIN = 0.02
 """Of how far the base's loss comes down. Near its end a curve is flat, and which of two runs is
 first at exactly the same loss is chance."""
@@ -132,7 +130,7 @@ def _reached(curve: Curve, values: Sequence[float], examples: int) -> float:
         for value, had in zip(values, curve.examples, strict=True)
         if had <= examples
     ]
-    last = [value for had, value in until if had > examples * (1 - _LAST)]
+    last = [value for had, value in until if had > examples * (1 - LAST)]
     return median(last or [until[-1][1]])
 
 
