@@ -94,7 +94,8 @@ class Slurm:
         self.settings |= {"SLURM_PMIX_FENCE": "ring"}
         # Ranks on one machine that shall believe they are on two: over the network.
         self.settings |= {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "FI_PROVIDER": "tcp"}
-        self.settings |= {"OMPI_MCA_btl": "tcp,sm,self", "OMPI_MCA_mpi_yield_when_idle": "1"}
+        # Open MPI 4 has no "sm", and Open MPI 5 knows it by the other name, too.
+        self.settings |= {"OMPI_MCA_btl": "tcp,vader,self", "OMPI_MCA_mpi_yield_when_idle": "1"}
         self.settings |= {"I_MPI_FABRICS": "ofi", "I_MPI_PIN": "0", "I_MPI_THREAD_YIELD": "2"}
 
     def call(
