@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringdl._errors import MismatchError, UsageError
+from ringdl._numbers import is_count
 from ringdl._startup import get_communicator
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def shape_for(size: int, data: Any, pipeline: Any, model: Any) -> Place:
     for axis, length in (("data", data), ("pipeline", pipeline), ("model", model)):
         if axis == "data" and length is None:
             continue
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        if not is_count(length):
             raise UsageError(f"{axis} is {length!r}; pass a number of ranks, at least 1")
     if data is None and size % (pipeline * model) == 0:
         data = size // (pipeline * model)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from ringdl._errors import UsageError
+from ringdl._mapped import map_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,9 +35,7 @@ def map_file(file: Path) -> tuple[Arrays, dict[str, str]]:
     Raises:
         UsageError: it is no such file, was cut, or has a dtype that NumPy lacks.
     """
-    import numpy as np
-
-    data = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
+    data = map_bytes(file)
     begin = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else len(data) + 1
     if begin > len(data):
         raise UsageError(f"{file} is no safetensors file, or was cut")

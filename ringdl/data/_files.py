@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ringdl._errors import UsageError
+from ringdl._mapped import map_bytes
 from ringdl._safetensors import Array, map_file
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Table:
             TypeError: indices are not integers.
         """
         gathered = {name: column.gather(indices) for name, column in self._columns.items()}
-        return gathered.get("", gathered)
+        return gathered[""] if [*gathered] == [""] else gathered
 
 
 class Column(Protocol):
@@ -84,7 +85,7 @@ class Files(Table):
             return
         files = _files(paths)
         is_named = files[0].suffix == ".safetensors"
-        super().__init__(_tensors(files) if is_named else {"": _column(paths, "")})
+        super().__init__(_tensors(files) if is_named else {"": _column(files, "")})
 
 
 class _Column:
@@ -95,7 +96,9 @@ class _Column:
 
         first = arrays[0]
         for array, file in zip(arrays, files, strict=True):
-            if array.ndim == 0 or array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
+            if array.ndim == 0:
+                raise UsageError(f"{file} has one number of {array.dtype}, and no rows")
+            if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
                 raise UsageError(
                     f"{file} has rows of {array.dtype}{list(array.shape[1:])}, and {files[0]} has "
                     f"{first.dtype}{list(first.shape[1:])}"
@@ -158,12 +161,15 @@ def _load(file: Path) -> Array:
     import numpy as np
 
     try:
-        array: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.memmap):
+            raise ValueError("it holds several arrays")
     except (EOFError, ValueError) as error:
         raise UsageError(
             f"{file} is no .npy file of numbers, or was cut off ({error}); write it anew"
         ) from None
-    return array
+    # NumPy's own map keeps the file open, and there may be thousands.
+    return np.ndarray(array.shape, array.dtype, map_bytes(file), array.offset, array.strides)
 
 
 def _tensors(files: Sequence[Path]) -> dict[str, _Column]:

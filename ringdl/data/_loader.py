@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ringdl._errors import UsageError
+from ringdl._numbers import is_count
 from ringdl.data._files import Table
 from ringdl.data._sampler import Remainder, ShardedSampler
 
@@ -62,16 +66,16 @@ class Loader:
         communicator: Communicator | None = None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("ahead", ahead), ("threads", threads)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_count(value):
                 raise UsageError(f"{name} is {value!r}; pass a number, at least 1")
         is_array = isinstance(data, Mapping) or hasattr(data, "dtype")  # torch's have a gather, too
         if is_array or not hasattr(data, "gather"):
             arrays = data if isinstance(data, Mapping) else {"": data}
             data = Table({name: _InMemory(each) for name, each in arrays.items()})
-        self._data = data
         self.batch_size = batch_size
+        self._gather = partial(_gather, data, transform)
         self._sampler = ShardedSampler(
-            self._data,
+            data,
             shuffle=shuffle,
             seed=seed,
             remainder=remainder,
@@ -83,9 +87,8 @@ class Loader:
                 f"of {its.sample_count} samples {its.size} ranks cannot have the same number each; "
                 "pass remainder='pad', or 'keep'"
             )
-        self._seed = seed
-        self._ahead, self._transform = ahead, transform
-        self._threads = threads
+        self._seed, self._shuffle = seed, shuffle
+        self._ahead, self._threads = ahead, threads
         self._make_pool()
         self._next: _Reading | None = None
         self._epoch = self._consumed = 0
@@ -113,16 +116,21 @@ class Loader:
             "consumed": self._consumed,
             "samples": self._sampler.sample_count,
             "seed": self._seed,
+            "shuffle": self._shuffle,
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on there, the next time that this is iterated over; a loop that runs now ends.
 
         Raises:
-            UsageError: it is a state within an epoch of another dataset, or of another seed.
+            UsageError: it is no loader's state, or one within an epoch of another order: of another
+                dataset or seed, or shuffled where this one is not.
         """
+        if not {"epoch", "consumed"} <= state.keys():
+            raise UsageError(f"this is no state of a loader: {dict(state)!r:.80}")
         consumed, its = state["consumed"], self._sampler
-        for name, own in (("samples", its.sample_count), ("seed", self._seed)):
+        alike = {"samples": its.sample_count, "seed": self._seed, "shuffle": self._shuffle}
+        for name, own in alike.items():
             if consumed > 0 and state.get(name, own) != own:
                 raise UsageError(
                     f"the state is of a loader with {name}={state[name]}, and here it is {own}, so "
@@ -148,6 +156,11 @@ class Loader:
         is_over, place, loads = not reading.futures, self._place(), self._loads
         try:
             while not is_over and loads == self._loads:
+                if self._process != os.getpid():
+                    raise UsageError(
+                        "this loop was begun before the process was forked, and its batches are "
+                        "read in the other one; begin another loop"
+                    )
                 asked = time.perf_counter()
                 count, batch = reading.take()
                 is_over = not reading.futures
@@ -184,33 +197,65 @@ class Loader:
         ]
         if self._process != os.getpid():  # threads stay in their process
             self._make_pool()
-        reading = _Reading(self._place(), parts, self._pool, self._gather)
+        reading = _Reading(self._place(), parts, self._pool, self._threads, self._gather)
         reading.begin(self._ahead)
         return reading
 
-    def _gather(self, indices: Any) -> Any:
-        batch = self._data.gather(indices)
-        return batch if self._transform is None else self._transform(batch)
+
+def _gather(data: Any, transform: Callable[[Any], Any] | None, indices: Any) -> Any:
+    """A batch. It is no method, so what is read keeps no loader alive."""
+    batch = data.gather(indices)
+    return batch if transform is None else transform(batch)
 
 
 class _Reading:
-    """What is read, or going to be, of an epoch."""
+    """What is read, or going to be, of an epoch.
+
+    Each batch's call begins the next one: Python ends only after all that was submitted, and then
+    submits no more.
+    """
 
     def __init__(
         self,
         place: tuple[int, ...],
         parts: Sequence[Any],
         pool: ThreadPoolExecutor,
+        threads: int,
         gather: Callable[[Any], Any],
     ) -> None:
         self.place = place
         self.futures: deque[tuple[int, Future[Any]]] = deque()
         self._parts, self._pool, self._gather = iter(parts), pool, gather
+        self._wanted: deque[tuple[Any, Future[Any]]] = deque()
+        self._threads, self._running = threads, 0
+        self._lock = threading.Lock()
 
     def begin(self, count: int) -> None:
         """Begin to read so many batches more."""
         for part in itertools.islice(self._parts, count):
-            self.futures.append((len(part), self._pool.submit(self._gather, part)))
+            future: Future[Any] = Future()
+            self.futures.append((len(part), future))
+            self._wanted.append((part, future))
+            self._submit()
+
+    def _submit(self) -> None:
+        with self._lock:
+            if not self._wanted or self._running == self._threads:
+                return
+            self._pool.submit(self._read, *self._wanted.popleft())
+            self._running += 1
+
+    def _read(self, part: Any, future: Future[Any]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(self._gather(part))
+            except BaseException as error:
+                future.set_exception(error)
+                del future  # which has the error, and this the frame
+        with self._lock:
+            self._running -= 1
+        with suppress(RuntimeError):  # Python ends
+            self._submit()
 
     def take(self) -> tuple[int, Any]:
         """The next batch, and how many samples it has; another one is begun."""
@@ -221,6 +266,7 @@ class _Reading:
 
     def cancel(self) -> None:
         """Read no more."""
+        self._wanted.clear()
         while self.futures:
             self.futures.pop()[1].cancel()
 

@@ -39,7 +39,7 @@ class ShardedSampler:
         communicator: the ranks; by default those of `ringdl.init`.
 
     Raises:
-        UsageError: there are no samples, or `remainder` is something else.
+        UsageError: there are no samples, or another argument is wrong.
 
     Example:
         >>> sampler = ringdl.data.ShardedSampler(dataset)
@@ -63,6 +63,8 @@ class ShardedSampler:
             raise UsageError(f"ShardedSampler: a dataset of {self.sample_count} samples is empty")
         if remainder not in ("pad", "drop", "keep"):
             raise UsageError(f"ShardedSampler: remainder is {remainder!r}; pad, drop or keep")
+        if seed < 0:
+            raise UsageError(f"ShardedSampler: seed is {seed}; pass 0 or more")
         self._communicator: Communicator | None = communicator or get_communicator()
         self._follow()
         self._shuffle = shuffle

@@ -1,7 +1,12 @@
 """Which samples each rank takes, and how they are read."""
 
+import gc
+import os
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +110,20 @@ def test_loaders_take_it() -> None:
     assert [batch.tolist() for (batch,) in loader] == [[1, 3], [5, 7], [9]]
 
 
+def test_many_files_are_not_open_at_once(tmp_path: Path) -> None:
+    for number in range(100):
+        np.save(tmp_path / f"{number:03}.npy", np.full(2, number))
+    before = len(os.listdir("/proc/self/fd"))
+    files = Files(each for each in sorted(tmp_path.iterdir()))  # type: ignore[arg-type]
+    assert files.gather([199, 0, 7]).tolist() == [99, 0, 3]
+    assert len(os.listdir("/proc/self/fd")) < before + 10
+    del files
+    gc.collect()
+    assert not [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if "/099.npy" in line
+    ]
+
+
 def write(folder: Path, kind: str, counts: tuple[int, ...] = (3, 0, 5)) -> None:
     """Files of samples that say which one they are: x, and 10 times that."""
     begin = 0
@@ -166,6 +185,9 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "g.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1])
     (tmp_path / "h.npy").write_bytes(b"")
     np.save(tmp_path / "i.npy", np.array([{}]), allow_pickle=True)
+    np.save(tmp_path / "k.npy", np.array(1.0))
+    with (tmp_path / "l.npy").open("wb") as file:
+        np.savez(file, np.zeros(3), np.zeros(3))
     (tmp_path / "j.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
     for paths, text in (
         (str(tmp_path / "*.x"), "there are no files"),
@@ -180,6 +202,8 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         (tmp_path / "e.txt", "pass .npy files, or .safetensors files"),
         *((tmp_path / f"{name}.npy", rf"{name}.npy is no .npy file of numbers") for name in "ghi"),
         (tmp_path / "j.safetensors", "j.safetensors has no tensors"),
+        (tmp_path / "k.npy", "k.npy has one number of float64, and no rows"),
+        (tmp_path / "l.npy", r"no .npy file of numbers, .* \(it holds several arrays\)"),
         ({}, "there are no arrays"),
     ):
         with pytest.raises(ringdl.UsageError, match=text):
@@ -233,7 +257,7 @@ def test_loaders_go_on_in_the_middle_of_an_epoch(sizes: tuple[int, int]) -> None
     first = loaders(data, before, 4 // before)
     assert global_batches(first, 3) == whole[:3]
     state = first[0].state_dict()
-    assert state == {"epoch": 0, "consumed": 12, "samples": 32, "seed": 0}
+    assert state == {"epoch": 0, "consumed": 12, "samples": 32, "seed": 0, "shuffle": True}
     second = loaders(data, after, 4 // after)
     for loader in second:
         loader.load_state_dict(state)
@@ -267,7 +291,13 @@ def test_an_epoch_ends_with_its_last_batch() -> None:
     """Whether or not another one is asked for; but a state that is loaded then holds."""
     (loader,) = loaders(np.arange(8), 1)
     assert [len([*zip(range(4), loader, strict=False)]) for _ in range(3)] == [4, 4, 4]
-    assert loader.state_dict() == {"epoch": 3, "consumed": 0, "samples": 8, "seed": 0}
+    assert loader.state_dict() == {
+        "epoch": 3,
+        "consumed": 0,
+        "samples": 8,
+        "seed": 0,
+        "shuffle": True,
+    }
     for number, _ in enumerate(loader):
         if number == 3:
             assert loader.state_dict()["consumed"] == 8
@@ -291,7 +321,8 @@ def test_errors_of_loaders() -> None:
     assert [next(its).tolist() for _ in range(3)] == [[0], [1], [2]]
     with pytest.raises(OSError, match="the disk is gone"):
         next(its)
-    assert loader.state_dict() == {"epoch": 0, "consumed": 3, "samples": 4, "seed": 0}
+    state = {"epoch": 0, "consumed": 3, "samples": 4, "seed": 0, "shuffle": False}
+    assert loader.state_dict() == state
     for options, text in (
         ({"batch_size": 0}, "batch_size is 0"),
         ({"ahead": 0}, "ahead is 0"),
@@ -312,7 +343,11 @@ def test_errors_of_loaders() -> None:
     (loader,) = loaders(np.arange(3), 1)
     with pytest.raises(ringdl.UsageError, match="7 of 3 samples"):
         loader.load_state_dict({"epoch": 0, "consumed": 7})
-    for other in (loaders(np.arange(9), 1)[0], loaders(np.arange(3), 1, seed=1)[0]):
+    with pytest.raises(ringdl.UsageError, match="this is no state of a loader"):
+        loader.load_state_dict({"epoch": 1})
+    others: tuple[dict[str, Any], ...] = ({}, {"seed": 1}, {"shuffle": False})
+    for count, options in zip((9, 3, 3), others, strict=True):
+        (other,) = loaders(np.arange(count), 1, **options)
         loader.load_state_dict(other.state_dict())  # of an epoch's begin
         next(iter(other))
         with pytest.raises(ringdl.UsageError, match="so it does not say what is left of this one"):
@@ -336,6 +371,7 @@ def test_a_state_is_loaded_in_a_loop() -> None:
 def test_counts_may_be_numpys() -> None:
     alone = SimpleNamespace(rank=0, size=1)
     assert len(ShardedSampler(np.int64(4), communicator=alone)) == 4  # type: ignore[arg-type]
+    assert len(loaders(np.arange(4), 1, batch_size=np.int64(2))[0]) == 2  # type: ignore[arg-type]
 
 
 def test_objects_that_gather_are_asked_to() -> None:
@@ -390,3 +426,59 @@ def test_transforms_run_in_threads() -> None:
     (loader,) = loaders(np.arange(6), 1, transform=transform)
     assert sorted(x for batch in loader for x in batch.tolist()) == list(range(100, 106))
     assert all(name.startswith("ringdl.data") for name in seen)
+
+
+def test_a_dropped_loader_keeps_nothing() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        (loader,) = loaders(np.arange(8), 1, ahead=3)
+        next(iter(loader))
+        assert len([*loader]) == 3
+        dropped = weakref.ref(loader)
+        del loader
+        assert dropped() is None
+        deadline = time.monotonic() + 10
+        while any(each.name.startswith("ringdl.data") for each in threading.enumerate()):
+            assert time.monotonic() < deadline, "its thread goes on"
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+def test_python_ends_without_reading_what_is_ahead() -> None:
+    script = """
+import time, ringdl.data
+class Slow:
+    def __len__(self): return 40
+    def gather(self, indices):
+        time.sleep(0.05 if indices[0] < 30 else 2)
+        return indices
+ringdl.init()
+for batch in ringdl.data.Loader(Slow(), 1, ahead=9, shuffle=False):
+    if batch[0] == 29: break
+"""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert time.monotonic() - began < 15, "nine batches of two seconds were read"
+
+
+def test_a_loop_is_not_gone_on_with_in_a_forked_process() -> None:
+    (loader,) = loaders(np.arange(8), 1, 1, ahead=1)
+    its = iter(loader)
+    next(its)
+    child = os.fork()
+    if child == 0:
+        try:
+            for _ in its:
+                pass
+        except ringdl.UsageError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert len([*its]) == 7
+
+
+def test_seeds_are_not_negative() -> None:
+    with pytest.raises(ringdl.UsageError, match="seed is -1"):
+        loaders(np.arange(8), 1, seed=-1)
