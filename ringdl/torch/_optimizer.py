@@ -28,7 +28,7 @@ from ringdl.torch._compiled import leave_uncompiled, uncompiled
 from ringdl.torch._compression import Compression
 from ringdl.torch._gradients import Hooks, ParameterGradients, find_owner
 from ringdl.torch._policies import follow, follow_steps
-from ringdl.torch._state import HOW_TO_MEND, replicas_of
+from ringdl.torch._state import HOW_TO_MEND, check_parts, refuse_parts, replicas_of
 from ringdl.torch._wrapped import Alone, Wrapped, unwrap, wrap
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
@@ -129,6 +129,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
             raise ringdl.UsageError(
                 "no parameter of this optimizer requires a gradient, so there is nothing to average"
             )
+        if not is_alone:
+            refuse_parts(named, communicator_of(process_set))
     unwrap(optimizer)
     if is_alone:
         wrap(optimizer, Alone, named)
@@ -159,6 +161,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that training scripts use)
         gradient_predivide_factor,
         check_replicas,
     )
+    gradients.following = following
     optimizer._ringdl_gradients = gradients  # type: ignore[attr-defined]
     optimizer._ringdl_backward = Hooks(gradients, store)  # type: ignore[attr-defined]
     optimizer._ringdl_following = following  # type: ignore[attr-defined]
@@ -279,6 +282,7 @@ def _before_step(
         gradients.synchronize()
     optimizer._ringdl_refuse_unfrozen("averaged")
     if optimizer._ringdl_following is None:
+        check_parts(optimizer._ringdl_named_parameters, gradients)
         gradients.check_replicas(replicas_of(optimizer._ringdl_named_parameters), HOW_TO_MEND)
     else:
         optimizer._ringdl_following.before_step()
@@ -299,7 +303,6 @@ def _after_step(
     optimizer._ringdl_backward.come_last()
     if optimizer._ringdl_following is not None:
         optimizer._ringdl_following.after_step()
-        optimizer._ringdl_gradients.is_local = not optimizer._ringdl_averages
 
 
 def _name_parameters(

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 import ringdl
 from ringdl._engine import Kind
-from ringdl._training import replicas
+from ringdl._training import Gradients, replicas
 from ringdl._training.process_sets import AnySet, communicator_of, global_process_set, root_in
 from ringdl._work import one_of_several_steps
 from ringdl.torch._unwrapped import watch
 
-cut_over: MutableMapping[torch.Tensor, ringdl.Communicator] = WeakTensorKeyDictionary()
-"""Parameters of which ranks have different parts: see `ringdl.torch.parallel`."""
+CUTS = "_ringdl_cuts"
+"""The attribute of a module that says which of its parameters ranks have different parts of: by a
+parameter's name, what has their ``communicator`` (`ringdl.torch.parallel.Cut`)."""
+cut_modules: WeakSet[torch.nn.Module] = WeakSet()
+"""Those that have it. A parameter itself would not do: ``load_state_dict(assign=True)`` and
+``to_empty`` make it anew."""
 HOW_TO_MEND = (
     "call ringdl.torch.broadcast_parameters(model.state_dict(), root_rank=0) before training (with "
     "the process_set of DistributedOptimizer, if it has one), or, if they are meant to differ, set "
     "RINGDL_CHECK_REPLICAS=0 or pass check_replicas=False to DistributedOptimizer"
 )
 """What to do about replicas that differ at the first step."""
+_HOW_TO_BEGIN_ALIKE = (
+    "ranks along an axis that a network is cut over have it whole, so begin with the same random "
+    "numbers there (torch.manual_seed); or, if each has a part, tell by parallel.cut_parameter"
+)
 
 
 def broadcast_parameters(
@@ -95,10 +103,58 @@ def parts_over(communicator: ringdl.Communicator) -> set[int]:
     """The storages of parameters of which these ranks have different parts."""
     ranks = {*communicator._numbers()}
     return {
-        parameter.untyped_storage()._cdata
-        for parameter, cut in cut_over.items()
-        if len(ranks & {*cut._numbers()}) > 1
+        storage for storage, its in cut_storages().items() if len(ranks & {*its._numbers()}) > 1
     }
+
+
+def cut_storages() -> dict[int, ringdl.Communicator]:
+    """The storages of cut parameters, and the ranks that have their parts."""
+    found: dict[int, ringdl.Communicator] = {}
+    for module in [*cut_modules]:
+        for name, cut in vars(module)[CUTS].items():
+            own = module._parameters.get(name)
+            # A parametrization has it, or what it has made of it, in modules of its own.
+            for parameter in module.parameters() if own is None else [own]:
+                found[parameter.untyped_storage()._cdata] = cut.communicator
+    return found
+
+
+def refuse_parts(
+    named: Sequence[tuple[str, torch.Tensor]], communicator: ringdl.Communicator
+) -> None:
+    """Refuse to average where there is nothing to average.
+
+    Raises:
+        UsageError: the ranks have different parts of a parameter.
+    """
+    parts = parts_over(communicator)
+    for name, parameter in named if parts else ():
+        if parameter.untyped_storage()._cdata in parts:
+            raise ringdl.UsageError(
+                f"ranks have different parts of {name!r}, and so of its gradient; pass those that "
+                "have the same one, as process_set=grid.data"
+            )
+
+
+def check_parts(
+    named: Sequence[tuple[str, torch.Tensor]], gradients: Gradients[torch.Tensor]
+) -> None:
+    """Before the first step, of a cut network: what ranks have whole is the same on each cut's.
+
+    Raises:
+        MismatchError: on every rank, if it differs.
+    """
+    cuts = {} if gradients.are_replicas_checked else cut_storages()
+    found: dict[ringdl.Communicator, None] = {}
+    whole = []
+    for name, parameter in named if cuts else ():
+        ranks = cuts.get(parameter.untyped_storage()._cdata)
+        if ranks is None:
+            whole.append((name, TensorReplica(parameter)))
+        else:
+            found[ranks] = None
+    for ranks in found if whole else ():
+        replicas.check(whole, ranks, "DistributedOptimizer.whole", _HOW_TO_BEGIN_ALIKE)
 
 
 def _pairs_of(params: Any) -> Iterable[tuple[Any, Any]]:

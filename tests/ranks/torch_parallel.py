@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -363,8 +364,15 @@ def check_wrong_use() -> None:
     its = all_ranks()
     with expect(ringdl.UsageError, f"is not one of {its.size} ranks"):
         Grid(data=its.size + 1)
-    with expect(ringdl.UsageError, "heads have to divide features"):
-        parallel.ParallelAttention(10, 3, communicator=its)
+    for heads in (3, 0):
+        with expect(ringdl.UsageError, "heads have to divide features"):
+            parallel.ParallelAttention(10, heads, communicator=its)
+    with expect(ringdl.UsageError, "an activation with parameters"):
+        parallel.ParallelMLP(4, 8, communicator=its, activation=torch.nn.PReLU())
+    with expect(ringdl.UsageError, "stride is 0"):
+        parallel.LocallyConnected2d(1, 1, (9, 9), 3, 0, communicator=its)
+    none = parallel.LocallyConnected2d(1, 1, (9, 9), 3, communicator=its)
+    assert none(torch.zeros(0, 1, parallel.span(9, its)[1], 9)).shape[0] == 0
     with expect(IndexError, "ids are from 0 to 4, and the vocabulary has 4"):
         parallel.VocabularyParallelEmbedding(4, 2, communicator=its)(torch.tensor([0, 4]))
     with expect(ringdl.UsageError, "is smaller than its kernel"):
@@ -372,6 +380,11 @@ def check_wrong_use() -> None:
     linear = parallel.ColumnParallelLinear(2, 3 * its.size, communicator=its)
     with expect(ringdl.UsageError, "has no 'weight'"):
         parallel.load_state_dict(linear, {})
+    more = {**torch.nn.Linear(2, 3 * its.size).state_dict(), "strange": torch.zeros(1)}
+    with expect(ringdl.UsageError, "the state that is loaded has 'strange'"):
+        parallel.load_state_dict(linear, more)
+    in_numpy = {name: each.numpy() for name, each in more.items() if name != "strange"}
+    parallel.load_state_dict(linear, in_numpy)  # type: ignore[arg-type]
     wrong = torch.nn.Linear(2, 3 * its.size + 1).state_dict()
     with expect(ringdl.UsageError, "'weight' has the shape"):
         parallel.load_state_dict(linear, wrong)
@@ -401,8 +414,18 @@ def check_wrong_use() -> None:
     inputs, targets = rows_of(4, 2, 0)
     with expect(ringdl.UsageError, "the first rank of the pipeline has no inputs"):
         pipeline.step(None, targets)
-    with expect(ringdl.UsageError, "the last rank of the pipeline has no targets"):
-        pipeline.step(inputs)
+    for nothing in (None, {"a": targets}):
+        with expect(ringdl.UsageError, "the last rank of the pipeline has no targets"):
+            pipeline.step(inputs, nothing)
+    with expect(ringdl.UsageError, "the first rank of the pipeline has no inputs"):
+        pipeline()
+    state = {
+        f"{number}.{name}": each
+        for number, layer in enumerate(layers(2 * its.size + 2))
+        for name, each in layer.state_dict().items()
+    }
+    with expect(ringdl.UsageError, f"the state that is loaded has '{2 * its.size + 1}."):
+        parallel.load_state_dict(pipeline, state)
     with expect(ringdl.UsageError, "there are 1 inputs and 4 targets, for 2 microbatches"):
         pipeline.step(inputs[:1], targets)
 
@@ -446,6 +469,104 @@ def check_parts_are_not_broadcast() -> None:
     with expect(ringdl.UsageError, "different parts of '0.up.weight', and a TorchState"):
         hvd.elastic.TorchState(model, optimizer)
     hvd.broadcast_parameters(torch.nn.Linear(2, 2).state_dict(), root_rank=0)
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    on_meta = torch.nn.Sequential(parallel.ParallelMLP(4, 2 * its.size, communicator=its)).to(
+        "meta"
+    )
+    for each in (model, on_meta.to_empty(device="cpu"), copy.deepcopy(model)):
+        with expect(ringdl.MismatchError, "ranks have different parts of '0.down.weight'; pass"):
+            hvd.broadcast_parameters(each.state_dict(), root_rank=0)
+    with expect(ringdl.UsageError, "and so of its gradient; pass those that have the same one"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+    hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), process_set=alone())
+
+
+@needs(ranks=2)
+def check_networks_that_are_cut_in_different_ways() -> None:
+    its = all_ranks()
+    rank = its.rank
+    for model in (
+        parallel.ParallelMLP(4, 8 * its.size + 8 * its.size * (rank == 1), communicator=its),
+        parallel.ColumnParallelLinear(4, 8 * its.size, bias=rank != 1, communicator=its),
+    ):
+        with expect(ringdl.MismatchError, "ranks have cut the network in different ways"):
+            parallel.state_dict(model)
+    size = its.size
+    for cut in (parallel.Cut(its, 0, 2 * size - 1), parallel.Cut(its, 0, 2 * size, 2 * size + 1)):
+        with expect(ringdl.UsageError, "and cannot be cut along dimension 0"):
+            parallel.cut_parameter(torch.nn.Linear(3, 2 * size), "weight", cut)
+
+
+@needs(ranks=2)
+def check_ranks_along_model_begin_alike() -> None:
+    """What they have whole is compared at the first step."""
+    torch.manual_seed(hvd.rank())
+    its = all_ranks()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), parallel.ParallelMLP(4, 2 * its.size, communicator=its)
+    )
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), process_set=alone()
+    )
+    model(torch.ones(2, 4)).sum().backward()
+    with expect(ringdl.MismatchError, "'0.weight'", "begin with the same random numbers there"):
+        optimizer.step()
+
+
+@needs(ranks=2)
+def check_messages_whose_gradients_come_in_another_order() -> None:
+    """Never another one's gradient."""
+    its = all_ranks()
+    if its.rank == 0:
+        x = [torch.ones(2, requires_grad=True) for _ in range(2)]
+        total = sum(parallel.send(each, 1, its) for each in x)
+        total.backward()  # type: ignore[union-attr]
+        assert [each.grad.tolist() for each in x] == [[10, 10], [20, 20]]  # type: ignore[union-attr]
+    elif its.rank == 1:
+        first, second = (parallel.receive(torch.empty(2), 0, its) for _ in range(2))
+        (10 * first + 20 * second).sum().backward()
+    with expect(ringdl.MismatchError, "ranks wait for one another"):
+        if its.rank == 0:
+            y = torch.ones(2, requires_grad=True)
+            parallel.send(y, 1, its)  # its gradient is awaited by none
+            (parallel.send(y, 1, its) + 0).backward()
+        elif its.rank == 1:
+            first, _ = (parallel.receive(torch.empty(2), 0, its) for _ in range(2))
+            first.sum().backward()
+        else:
+            raise ringdl.MismatchError("ranks wait for one another")
+
+
+@needs(ranks=2)
+def check_errors_reach_the_others() -> None:
+    """Of a call that one rank alone cannot make."""
+    its = all_ranks()
+    count = parallel.span(10, its)[1]
+    calls: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (
+            lambda: parallel.cross_entropy(
+                torch.zeros(3, count), torch.zeros(3, dtype=torch.long), its, vocabulary=10
+            ),
+            lambda: parallel.cross_entropy(
+                torch.zeros(3, count + 1), torch.zeros(3, dtype=torch.long), its, vocabulary=10
+            ),
+        ),
+        (
+            lambda: parallel.alltoall(torch.zeros(its.size, 2), its, 0, 1),
+            lambda: parallel.alltoall(torch.zeros(its.size, 2), its, 0, -2),
+        ),
+    ]
+    for right, wrong in calls:
+        is_wrong = its.rank == 1
+        with expect(ringdl.UsageError if is_wrong else ringdl.MismatchError):
+            (wrong if is_wrong else right)()
+        right()
+    x = torch.zeros(3)
+    assert parallel.scatter(x, its, 0).data_ptr() != x.data_ptr()
+    rows = 1 if its.rank == its.size - 1 else 3
+    is_span = parallel.span(3 * its.size - 2, its)[1] == rows
+    with nullcontext() if is_span else expect(ringdl.UsageError, "as parallel.span says"):
+        parallel.gather(torch.zeros(rows), its, 0)
 
 
 @needs(ranks=2)

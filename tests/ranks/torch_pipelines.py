@@ -11,7 +11,7 @@ import ringdl
 import ringdl.torch as hvd
 from ringdl import Communicator, Grid
 from ringdl.torch import parallel
-from tests.ranks.support import needs
+from tests.ranks.support import expect, needs
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -209,3 +209,59 @@ def check_data_and_pipeline() -> None:
     parallel.load_state_dict(pipeline, torch.nn.Sequential(*layers(5)).state_dict())
     for name, parameter in pipeline.named_parameters():
         assert (parameter == torch.nn.Sequential(*layers(5)).get_parameter(name)).all()
+
+
+@needs(ranks=2)
+def check_ranks_with_other_stages() -> None:
+    its = all_ranks()
+    made = layers(2 * its.size)
+    first = its.rank != 1
+    bounds = [number + first for number in range(1, its.size)]
+    pipeline = parallel.Pipeline(made, functional.mse_loss, its, microbatches=2, cuts=bounds)
+    inputs, targets = rows_of(4, 4, 0)
+    for call in (lambda: pipeline.step(inputs, targets), lambda: pipeline(inputs)):
+        with expect(ringdl.MismatchError, "its stages begin with layers", "the same Pipeline"):
+            call()
+
+
+@needs(ranks=2)
+def check_a_step_that_has_failed() -> None:
+    """No later one takes its messages for its own."""
+    its = all_ranks()
+    calls = 0
+
+    def loss(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise ZeroDivisionError("a bad target")
+        return functional.mse_loss(y, x)
+
+    made = [torch.nn.Linear(6, 6, dtype=torch.float64) for _ in range(its.size)]
+    pipeline = parallel.Pipeline(made, loss, its, microbatches=2)
+    pipeline.step(random(4, 6), random(4, 6))
+    with expect(ZeroDivisionError if pipeline.is_last else ringdl.MismatchError):
+        pipeline.step(random(4, 6), random(4, 6))
+    if pipeline.is_last:
+        with expect(ringdl.MismatchError):
+            its.broadcast(torch.zeros(()), 0, "another")
+    with expect(ringdl.MismatchError, "a step of this pipeline has failed on rank"):
+        pipeline.step(random(4, 6), random(4, 6))
+
+
+def check_complex_stages_of_one_rank() -> None:
+    its = alone()
+    torch.manual_seed(1)
+    made = [torch.nn.Linear(4, 4, dtype=torch.complex128) for _ in range(2 * its.size)]
+
+    def loss(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (y - x).abs().square().mean()
+
+    uncut = torch.nn.Sequential(*made)
+    pipeline = parallel.Pipeline(made, loss, its, microbatches=1, chunks=2)
+    inputs = torch.randn(3, 4, dtype=torch.complex128)
+    pipeline.step(inputs, inputs)
+    found = made[0].weight.grad
+    uncut.zero_grad()
+    loss(uncut(inputs), inputs).backward()
+    torch.testing.assert_close(found, made[0].weight.grad)

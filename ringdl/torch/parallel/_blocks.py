@@ -20,10 +20,13 @@ class ParallelMLP(torch.nn.Module):
         features: of inputs and outputs.
         inner: units between.
         communicator: the ranks, as ``grid.model``.
-        activation: applied between.
+        activation: applied between; without parameters.
         bias: whether the layers have one.
         sequence_dim: if given, inputs and outputs are cut along this dimension.
         options: ``device`` and ``dtype``.
+
+    Raises:
+        UsageError: the activation has parameters.
     """
 
     def __init__(
@@ -38,6 +41,11 @@ class ParallelMLP(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        if isinstance(activation, torch.nn.Module) and any(True for _ in activation.parameters()):
+            raise ringdl.UsageError(
+                "an activation with parameters sees this rank's units alone, and so do their "
+                "gradients; make the layers by yourself, and use parallel.copy of its parameters"
+            )
         its: dict[str, Any] = {"communicator": communicator, "sequence_dim": sequence_dim}
         self.up = ColumnParallelLinear(features, inner, bias, **its, **options)
         self.activation = activation
@@ -79,7 +87,7 @@ class ParallelAttention(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if features % heads != 0 or heads % communicator.size != 0:
+        if heads < 1 or features % heads != 0 or heads % communicator.size != 0:
             raise ringdl.UsageError(
                 f"{features} features of {heads} heads on {communicator.size} ranks: heads have to "
                 "divide features, and ranks heads"

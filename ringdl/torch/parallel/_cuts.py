@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 import ringdl
 from ringdl import Communicator
 from ringdl._training import replicas
-from ringdl.torch._state import TensorReplica, cut_over
+from ringdl.torch._state import CUTS, TensorReplica, cut_modules
 from ringdl.torch.parallel._exchanges import span, whole
+
+LAYER_COUNT = "_ringdl_layer_count"
+"""The attribute of a module that has some of a network's layers: how many layers the network has;
+their names are their numbers."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,32 @@ class Cut:
 
 
 def cut_parameter(module: torch.nn.Module, name: str, cut: Cut) -> None:
-    """Leave this rank's part alone of one of a module's own parameters, which is whole before."""
-    whole_parameter = module.get_parameter(name)
-    vars(module).setdefault("_ringdl_cuts", {})[name] = cut
+    """Leave this rank's part alone of one of a module's own parameters, which is whole before.
+
+    Raises:
+        UsageError: the parameter has another size along the cut's dimension, or sections of
+            different sizes.
+    """
+    parameter = module.get_parameter(name)
+    size = parameter.shape[cut.dim] if -parameter.ndim <= cut.dim < parameter.ndim else None
+    if size != cut.size or cut.sections < 1 or cut.size % cut.sections != 0:
+        raise ringdl.UsageError(
+            f"{name!r} has the shape {tuple(parameter.shape)}, and cannot be cut along dimension "
+            f"{cut.dim} as {cut.size} in {cut.sections} equal sections"
+        )
+    if CUTS not in vars(module):
+        setattr(module, CUTS, {})
+        module.register_state_dict_post_hook(_note)  # type: ignore[no-untyped-call]
+    vars(module)[CUTS][name] = cut
     if cut.communicator.size > 1:
-        own = torch.nn.Parameter(cut.own(whole_parameter.detach()), whole_parameter.requires_grad)
+        own = torch.nn.Parameter(cut.own(parameter.detach()), parameter.requires_grad)
         module.register_parameter(name, own)
-        cut_over[own] = cut.communicator
+        cut_modules.add(module)
+
+
+def _note(module: torch.nn.Module, *_: Any) -> None:
+    """Before its state goes anywhere, also that of a copy, which nobody has told of."""
+    cut_modules.add(module)
 
 
 def cuts_of(module: torch.nn.Module) -> dict[str, Cut]:
@@ -69,7 +93,7 @@ def cuts_of(module: torch.nn.Module) -> dict[str, Cut]:
     """
     found: dict[str, Cut] = {}
     for path, each in module.named_modules(remove_duplicate=False):
-        for name, cut in vars(each).get("_ringdl_cuts", {}).items():
+        for name, cut in vars(each).get(CUTS, {}).items():
             whole_name = f"{path}.{name}" if path else name
             if name not in each._parameters:
                 raise ringdl.UsageError(
@@ -104,9 +128,13 @@ def clip_grad_norm_(
             square = parameter.grad.detach().abs().double().square().sum()  # complex ones, too
             squares[ranks] = sum_before.to(square.device) + square
     here = squares.pop(None).cpu()
-    for communicator, square in squares.items():
+    for number, (communicator, square) in enumerate(squares.items()):
         assert communicator is not None
-        here += communicator.allreduce(square.cpu(), ringdl.Sum)
+        # What all have whole counts once, by one rank: others may add it up in another order.
+        adds = number == 0 and communicator.rank == 0
+        own = square.cpu() + here if adds else square.cpu()
+        total = communicator.allreduce(own, ringdl.Sum)
+        here = total if number == 0 else here + total
     if pipeline is not None:
         here = pipeline.allreduce(here, ringdl.Sum)
     norm = here.sqrt()
@@ -134,6 +162,7 @@ def state_dict(
         MismatchError: ranks have cut the network in different ways; on all of them.
     """
     cuts = cuts_of(module)
+    _agree(module, cuts)
     state: dict[str, torch.Tensor] = {}
     for name, tensor in module.state_dict().items():
         cut = cuts.get(name)
@@ -165,6 +194,33 @@ def state_dict(
     return complete
 
 
+def _agree(module: torch.nn.Module, cuts: Mapping[str, Cut]) -> None:
+    """Raise on all ranks unless those along each cut have cut the same network alike."""
+    by_ranks: dict[Communicator, dict[str, Any]] = {}
+    for name, cut in cuts.items():
+        part = module.get_parameter(name)
+        rest = [size for dim, size in enumerate(part.shape) if dim != cut.dim % part.ndim]
+        words = cut.dim % part.ndim, cut.size, cut.sections, rest, str(part.dtype)
+        by_ranks.setdefault(cut.communicator, {})[name] = words
+    for communicator, its in by_ranks.items():
+        told = communicator.allgather_object(its)
+        for rank, other in enumerate(told):
+            for name in told[0] | other:
+                if told[0].get(name) != other.get(name):
+                    raise ringdl.MismatchError(
+                        f"ranks have cut the network in different ways: {name!r} is "
+                        f"{_text(told[0].get(name))} on rank 0, and {_text(other.get(name))} on "
+                        f"rank {rank}; build the same network on all ranks"
+                    )
+
+
+def _text(words: tuple[int, int, int, list[int], str] | None) -> str:
+    if words is None:
+        return "not cut"
+    dim, size, sections, rest, dtype = words
+    return f"{size} along dimension {dim} in {sections} sections, {rest} along others, of {dtype}"
+
+
 def device_of(module: torch.nn.Module) -> torch.device | None:
     """Where its first parameter is, or its first buffer; None if it has none."""
     tensors = itertools.chain(module.parameters(), module.buffers())
@@ -179,17 +235,21 @@ def load_state_dict(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) 
         state: of all of it, as `state_dict` gives it; tensors may be memory-mapped.
 
     Raises:
-        UsageError: something is missing, or has another shape.
+        UsageError: something is missing, is not the network's, or has another shape.
     """
     cuts = cuts_of(module)
     own: dict[str, torch.Tensor] = {}
-    for name, tensor in module.state_dict().items():
+    here = module.state_dict()
+    for name in state:
+        if name not in here and not _is_elsewhere(name, module):
+            raise ringdl.UsageError(f"the state that is loaded has {name!r}; this network has not")
+    for name, tensor in here.items():
         if name not in state:
             raise ringdl.UsageError(f"the state that is loaded has no {name!r}")
-        cut, given = cuts.get(name), state[name]
         if not isinstance(tensor, torch.Tensor):
-            own[name] = given
+            own[name] = state[name]
             continue
+        cut, given = cuts.get(name), torch.as_tensor(state[name])
         if cut is not None and (cut.dim >= given.ndim or given.shape[cut.dim] != cut.size):
             raise ringdl.UsageError(
                 f"{name!r} has the shape {tuple(given.shape)} in the state that is loaded, and not "
@@ -202,3 +262,15 @@ def load_state_dict(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) 
                 f"rank's part of it is {tuple(own[name].shape)}, and not {tuple(tensor.shape)}"
             )
     module.load_state_dict(own)
+
+
+def _is_elsewhere(name: str, module: torch.nn.Module) -> bool:
+    """Whether it is of a pipeline's layer that other ranks have."""
+    for path, each in module.named_modules():
+        count = vars(each).get(LAYER_COUNT)
+        prefix = f"{path}." if path else ""
+        if count is not None and name.startswith(prefix):
+            number = name.removeprefix(prefix).split(".")[0]
+            if number.isdecimal() and int(number) < count and number not in each._modules:
+                return True
+    return False

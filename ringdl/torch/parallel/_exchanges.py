@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 
 import ringdl
 from ringdl import Communicator
+from ringdl._engine import Kind
 from ringdl._parts import split
 
 Step: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -66,11 +67,15 @@ def add(x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
 
 
 def gather(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
-    """The whole of what ranks have parts of; all are going to use it alike."""
+    """The whole of what ranks have parts of; all are going to use it alike.
+
+    Raises:
+        UsageError: this rank's part is not the one that `span` says.
+    """
     return exchanged(
         x,
         communicator,
-        lambda x: whole(x, communicator, dim),
+        lambda x: _whole_of_spans(x, communicator, dim),
         lambda gradient: part(gradient, communicator, dim),
     )
 
@@ -80,17 +85,21 @@ def scatter(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tens
     return exchanged(
         x,
         communicator,
-        lambda x: part(x, communicator, dim).contiguous(),
+        lambda x: part(x, communicator, dim).clone(memory_format=torch.contiguous_format),
         lambda gradient: whole(gradient, communicator, dim),
     )
 
 
 def allgather(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
-    """The whole of what ranks have parts of; each is going to use it in its own way."""
+    """The whole of what ranks have parts of; each is going to use it in its own way.
+
+    Raises:
+        UsageError: this rank's part is not the one that `span` says.
+    """
     return exchanged(
         x,
         communicator,
-        lambda x: whole(x, communicator, dim),
+        lambda x: _whole_of_spans(x, communicator, dim),
         lambda gradient: _own_sum(gradient, communicator, dim),
     )
 
@@ -109,12 +118,16 @@ def alltoall(x: torch.Tensor, communicator: Communicator, cut: int, joined: int)
     """This rank's part along ``cut`` of what ranks have parts of along ``joined``.
 
     Raises:
-        UsageError: there is less along ``cut`` than ranks.
+        UsageError: there is less along ``cut`` than ranks, or the dimensions are the same; the
+            other ranks get a MismatchError.
     """
-    if x.shape[cut] < communicator.size:
-        raise ringdl.UsageError(
-            f"{x.shape[cut]} along dimension {cut} cannot be cut over {communicator.size} ranks"
-        )
+    with communicator._telling(Kind.alltoall, None):
+        if cut % x.ndim == joined % x.ndim:
+            raise ringdl.UsageError(f"cut and joined are both dimension {cut % x.ndim}; pass two")
+        if x.shape[cut] < communicator.size:
+            raise ringdl.UsageError(
+                f"{x.shape[cut]} along dimension {cut} cannot be cut over {communicator.size} ranks"
+            )
     shape = x.shape
     return exchanged(
         x,
@@ -131,12 +144,13 @@ def send(x: torch.Tensor, to: int, communicator: Communicator) -> torch.Tensor:
         A number, 0: add it to what ``backward()`` is called of, so that the gradient is awaited.
     """
     like = torch.empty_like(x, memory_format=torch.contiguous_format)
+    name = _gradient_name(communicator, communicator.rank, to)
 
     def there(x: torch.Tensor) -> torch.Tensor:
         communicator.send(x.contiguous(), to)
         return x.new_zeros(())
 
-    return applied(_Exchange, x, there, lambda _: communicator.recv_(like, to))
+    return applied(_Exchange, x, there, lambda _: communicator.recv_(like, to, name))
 
 
 def receive(like: torch.Tensor, source: int, communicator: Communicator) -> torch.Tensor:
@@ -147,6 +161,7 @@ def receive(like: torch.Tensor, source: int, communicator: Communicator) -> torc
         source: the rank.
         communicator: of both.
     """
+    name = _gradient_name(communicator, source, communicator.rank)
 
     def there(like: torch.Tensor) -> torch.Tensor:
         into = torch.empty_like(like, memory_format=torch.contiguous_format)
@@ -154,10 +169,15 @@ def receive(like: torch.Tensor, source: int, communicator: Communicator) -> torc
         return got
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
-        communicator.send(gradient.contiguous(), source)
+        communicator.send(gradient.contiguous(), source, name)
         return torch.zeros_like(gradient)
 
     return applied(_Exchange, like.detach().requires_grad_(), there, back)
+
+
+def _gradient_name(communicator: Communicator, source: int, to: int) -> str:
+    """Of the gradient of the next message between two ranks, in whichever order gradients come."""
+    return f"ringdl.gradient.{communicator._count('differentiable', source, to)}"
 
 
 def exchanged(x: torch.Tensor, communicator: Communicator, there: Step, back: Step) -> torch.Tensor:
@@ -187,6 +207,17 @@ def whole(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor
     """Parts put together, not differentiable."""
     rows = communicator.allgather(x.detach().movedim(dim, 0).contiguous())
     return rows.movedim(0, dim).contiguous()
+
+
+def _whole_of_spans(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:
+    rows = whole(x, communicator, dim)
+    expected = span(rows.shape[dim], communicator)[1]
+    if x.shape[dim] != expected:  # its gradient would be another rank's
+        raise ringdl.UsageError(
+            f"this rank's part has {x.shape[dim]} of {rows.shape[dim]} along dimension {dim}; "
+            f"pass {expected}, as parallel.span says"
+        )
+    return rows
 
 
 def _own_sum(x: torch.Tensor, communicator: Communicator, dim: int) -> torch.Tensor:

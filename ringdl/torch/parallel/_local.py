@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import ringdl
 from ringdl import Communicator
+from ringdl._engine import Kind
 from ringdl.torch.parallel._cuts import Cut, cut_parameter
 from ringdl.torch.parallel._exchanges import exchanged, span
 
@@ -36,7 +37,7 @@ class LocallyConnected2d(torch.nn.Module):
         options: ``device`` and ``dtype``.
 
     Raises:
-        UsageError: the image is smaller than the kernel.
+        UsageError: the image is smaller than the kernel, or the stride below 1.
     """
 
     def __init__(
@@ -52,8 +53,12 @@ class LocallyConnected2d(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if min(image_size) < kernel_size:
-            raise ringdl.UsageError(f"an image of {image_size} is smaller than its kernel")
+        if min(image_size) < kernel_size or kernel_size < 1:
+            raise ringdl.UsageError(
+                f"an image of {image_size} is smaller than its kernel, or this has no size"
+            )
+        if stride < 1:
+            raise ringdl.UsageError(f"stride is {stride}; pass a number, at least 1")
         self.communicator = communicator
         self.image_size, self.kernel_size, self.stride = image_size, kernel_size, stride
         height, width = ((size - kernel_size) // stride + 1 for size in image_size)
@@ -75,12 +80,16 @@ class LocallyConnected2d(torch.nn.Module):
         """This rank's rows of the output, from its rows of the input.
 
         Both are (batch, channels, rows, width). Where it has none, its loss has to use them, too.
+
+        Raises:
+            UsageError: the input has other rows; the other ranks get a MismatchError.
         """
         rows = span(self.image_size[0], self.communicator)[1]
-        if x.shape[2] != rows:
-            raise ringdl.UsageError(
-                f"this rank's region has {rows} of the image's rows, and the input {x.shape[2]}"
-            )
+        with self.communicator._telling(Kind.alltoall, None):
+            if x.shape[2] != rows:
+                raise ringdl.UsageError(
+                    f"this rank's region has {rows} of the image's rows, and the input {x.shape[2]}"
+                )
         needed = [self._needed(rank) for rank in range(self.communicator.size)]
         region = exchange_rows(x, self.image_size[0], needed, self.communicator)
         out_channels, height, width, _ = self.weight.shape
@@ -136,7 +145,7 @@ def _move(
     batch, channels, _, width = x.shape
     result = x.new_zeros(batch, channels, mine[1] - mine[0], width)
     for other, block in zip(held, torch.split(got, [int(count) for count in counts]), strict=True):
-        piece = block.reshape(-1, batch, channels, width).movedim(0, 2)
+        piece = block.reshape(len(block), batch, channels, width).movedim(0, 2)
         result[:, :, _shift(_common(other, mine), mine)] += piece
     return result
 

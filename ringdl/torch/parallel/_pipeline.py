@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import ringdl
 from ringdl import Communicator
 from ringdl._parts import split
-from ringdl.torch.parallel._cuts import device_of
+from ringdl.torch.parallel._cuts import LAYER_COUNT, device_of
 from ringdl.torch.parallel._exchanges import applied
 from ringdl.torch.parallel._schedule import Task, one_forward_one_backward
 
@@ -79,6 +80,7 @@ class Pipeline(torch.nn.Module):
                 "several chunks need"
             )
         vars(self)["loss"] = loss  # no module of this one: Sequential's state has none
+        setattr(self, LAYER_COUNT, len(layers))
         self.communicator = communicator
         self.microbatches, self.chunks = microbatches, chunks
         self.busy_seconds = 0.0
@@ -87,6 +89,8 @@ class Pipeline(torch.nn.Module):
             communicator.rank, communicator.size, microbatches, chunks
         )
         self._shapes: dict[Batch, Shapes] = {}
+        self._plan = bounds, microbatches, chunks
+        self._has_failed = False
         self._parts: list[list[str]] = []
         _refuse_shared(layers, bounds, communicator.size)
         for chunk in range(chunks):
@@ -127,18 +131,20 @@ class Pipeline(torch.nn.Module):
             The mean loss of the batch, on all ranks.
 
         Raises:
-            UsageError: inputs or targets are missing; the other ranks get a MismatchError.
+            UsageError: inputs or targets are missing; on all ranks.
+            MismatchError: ranks have cut the network in different ways, or an earlier step has
+                failed on a rank, so that its messages are on the way still; on all ranks.
         """
         its = self.communicator
-        told = its.allgather_object(_told(inputs, targets))
-        _refuse_batch(told, self.microbatches)
-        batch = told[0][0]
+        told = self._agree(inputs, targets)
+        batch = _batch_of(told, self.microbatches)
         run = _Run(self, inputs, targets, batch, self._shapes.setdefault(batch, {}))
-        for number, task in enumerate(self._tasks):
-            run.expect(self._tasks[number + 1 : number + 2])
-            run.do(task)
-        run.finish()
-        return its.broadcast(run.loss.cpu(), its.size - 1)
+        with self._noting():
+            for number, task in enumerate(self._tasks):
+                run.expect(self._tasks[number + 1 : number + 2])
+                run.do(task)
+            run.finish()
+            return its.broadcast(run.loss.cpu(), its.size - 1)
 
     @torch.no_grad()
     def forward(self, inputs: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -146,18 +152,53 @@ class Pipeline(torch.nn.Module):
 
         Returns:
             The outputs, on the last rank.
+
+        Raises:
+            UsageError: inputs are missing; on all ranks.
+            MismatchError: as for `step`.
         """
+        _refuse_no_inputs(self._agree(inputs, None))
         links = _Links(self, {}, knows_shapes=False)
         x = inputs
-        for chunk in range(self.chunks):
-            stage = self._stage(chunk)
-            if stage > 0:
-                x = links.receive("forward", stage, 0, (stage - 1) % self.communicator.size)
-            x = self._run_chunk(chunk, x)
-            if stage < self._stages - 1:
-                links.send("forward", stage + 1, 0, x)
-        links.finish()
+        with self._noting():
+            for chunk in range(self.chunks):
+                stage = self._stage(chunk)
+                if stage > 0:
+                    x = links.receive("forward", stage, 0, (stage - 1) % self.communicator.size)
+                x = self._run_chunk(chunk, x)
+                if stage < self._stages - 1:
+                    links.send("forward", stage + 1, 0, x)
+            links.finish()
         return x if self.is_last else None
+
+    def _agree(self, inputs: Any, targets: Any) -> list[_Told]:
+        """What all ranks have; raise on all of them unless they can make this step."""
+        own = _told(inputs, targets), self._plan, self._has_failed
+        told = self.communicator.allgather_object(own)
+        for rank, (_, plan, has_failed) in enumerate(told):
+            if plan != told[0][1]:
+                raise ringdl.MismatchError(
+                    f"ranks have cut the network in different ways: its stages begin with layers "
+                    f"{told[0][1][0][:-1]} on rank 0, and {plan[0][:-1]} on rank {rank}, of "
+                    f"{told[0][1][0][-1]} and {plan[0][-1]} layers, with {told[0][1][1]} and "
+                    f"{plan[1]} microbatches; make the same Pipeline on all ranks"
+                )
+            if has_failed:
+                raise ringdl.MismatchError(
+                    f"a step of this pipeline has failed on rank {rank}, and what ranks had sent "
+                    "for it is on the way still; end the job, or make the grid and the Pipeline "
+                    "anew on all ranks"
+                )
+        return [its for its, _, _ in told]
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Around messages: if they end early, no later step may take them for its own."""
+        try:
+            yield
+        except BaseException:
+            self._has_failed = self.communicator.size > 1
+            raise
 
     @property
     def _stages(self) -> int:
@@ -180,7 +221,6 @@ Shapes = dict[Key, tuple[tuple[int, ...], torch.dtype, str]]
 _DTYPES = [
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    *(torch.complex64, torch.complex128),
 ]
 _MOST_DIMENSIONS = 8
 _DEVICES = ["cpu", "cuda"]
@@ -212,6 +252,11 @@ class _Links:
             return
         name = _name(key)
         if not self._knows:
+            if x.dtype not in _DTYPES or x.ndim > _MOST_DIMENSIONS:
+                raise ringdl.UsageError(
+                    f"a stage gives {x.dtype} of {x.ndim} dimensions; between ranks travels what "
+                    f"has at most {_MOST_DIMENSIONS} and a dtype that is sent (no complex one)"
+                )
             numbers = [_DTYPES.index(x.dtype), _DEVICES.index(x.device.type), x.ndim, *x.shape]
             head = torch.zeros(3 + _MOST_DIMENSIONS, dtype=torch.int64)
             head[: len(numbers)] = torch.tensor(numbers)
@@ -337,7 +382,7 @@ class _Run:
             x = self._inputs[begin : begin + count]
         else:
             entry = _Entry(x)
-            if x.is_floating_point():
+            if x.is_floating_point() or x.is_complex():
                 x = applied(_Enter, x, entry, torch.zeros((), requires_grad=True))
         y = pipeline._run_chunk(task.chunk, x)
         if pipeline._stage(task.chunk) < pipeline._stages - 1:
@@ -363,26 +408,37 @@ Batch = tuple[int, tuple[int, ...], str]
 """Rows, and shape and dtype of a row."""
 
 
-def _told(inputs: Any, targets: Any) -> tuple[Batch | None, int | None]:
+_Told = tuple[Batch | None, int | None]
+"""The batch, and how many targets, where a rank has them."""
+
+
+def _told(inputs: Any, targets: Any) -> _Told:
     """What a rank has, which may be anything where it is not looked at."""
     batch = None
     if isinstance(inputs, torch.Tensor) and inputs.ndim > 0:
         batch = len(inputs), tuple(inputs.shape[1:]), str(inputs.dtype)
-    has_length = hasattr(targets, "__len__") and getattr(targets, "ndim", 1) > 0
-    return batch, len(targets) if has_length else None
+    is_sliced = hasattr(targets, "__len__") and getattr(targets, "ndim", 1) > 0
+    return batch, len(targets) if is_sliced and not isinstance(targets, Mapping) else None
 
 
-def _refuse_batch(told: Sequence[tuple[Batch | None, int | None]], microbatches: int) -> None:
-    batch, targets = told[0][0], told[-1][1]
-    if batch is None:
+def _refuse_no_inputs(told: Sequence[_Told]) -> Batch:
+    if told[0][0] is None:
         raise ringdl.UsageError("the first rank of the pipeline has no inputs; pass a tensor there")
+    return told[0][0]
+
+
+def _batch_of(told: Sequence[_Told], microbatches: int) -> Batch:
+    batch, targets = _refuse_no_inputs(told), told[-1][1]
     if targets is None:
-        raise ringdl.UsageError("the last rank of the pipeline has no targets; pass them there")
+        raise ringdl.UsageError(
+            "the last rank of the pipeline has no targets; pass there what can be sliced"
+        )
     if batch[0] != targets or batch[0] < microbatches:
         raise ringdl.UsageError(
             f"there are {batch[0]} inputs and {targets} targets, for {microbatches} microbatches; "
             "pass equally many, and at least one for each"
         )
+    return batch
 
 
 def _refuse_shared(layers: Sequence[Layer], bounds: Sequence[int], ranks: int) -> None:

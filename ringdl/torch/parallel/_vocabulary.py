@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import ringdl
 from ringdl import Communicator
+from ringdl._engine import Kind
 from ringdl.torch._compiled import uncompiled
 from ringdl.torch.parallel import _exchanges
 from ringdl.torch.parallel._cuts import Cut, cut_parameter
@@ -87,22 +88,35 @@ def cross_entropy(
 
     Raises:
         IndexError: there is no such target; on every rank.
-        UsageError: an argument is wrong.
+        UsageError: an argument is wrong; the other ranks get a MismatchError.
     """
     begin, count = _exchanges.span(vocabulary, communicator)
-    if logits.shape[-1] != count or logits.shape[:-1] != targets.shape:
-        raise ringdl.UsageError(
-            f"logits have the shape {tuple(logits.shape)}; of a vocabulary of {vocabulary} this "
-            f"rank has {count}, for targets of the shape {tuple(targets.shape)}"
-        )
-    if reduction not in ("mean", "sum", "none"):
-        raise ringdl.UsageError(f"reduction is {reduction!r}; pass 'mean', 'sum' or 'none'")
+    _refuse_wrong(logits, targets, vocabulary, count, reduction, communicator)
     counts = targets != ignore_index
     _refuse_strange(targets[counts], vocabulary)
     losses = _exchanges.applied(_CrossEntropy, logits, targets - begin, counts, communicator)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()
+
+
+@uncompiled
+def _refuse_wrong(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    vocabulary: int,
+    count: int,
+    reduction: str,
+    communicator: Communicator,
+) -> None:
+    with communicator._telling(Kind.allreduce, None):
+        if logits.shape[-1] != count or logits.shape[:-1] != targets.shape:
+            raise ringdl.UsageError(
+                f"logits have the shape {tuple(logits.shape)}; of a vocabulary of {vocabulary} "
+                f"this rank has {count}, for targets of the shape {tuple(targets.shape)}"
+            )
+        if reduction not in ("mean", "sum", "none"):
+            raise ringdl.UsageError(f"reduction is {reduction!r}; pass 'mean', 'sum' or 'none'")
 
 
 class _CrossEntropy(torch.autograd.Function):
