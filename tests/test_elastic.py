@@ -26,6 +26,9 @@ JOINING = [
     ("parts_have_changed", 3),
     ("one_has_not_committed", 3),
     ("gradients_are_sparse", 3),
+    ("gradients_of_numpy", 3),
+    ("keras_optimizers", 3),
+    ("parameters_of_numpy", 3),
     ("sets_are_made_again", 3),
     ("has_been_changed", 3),
     ("raises_in_the_meeting", 3),
@@ -40,6 +43,7 @@ JOINING = [
     ("newcomer_dies_at_once", 3),
 ]
 """Cases of elastic_newcomers.py, and how many are left at the end."""
+QUICK = ("joins", "first_dies_after_admitting", "parameters_of_numpy")
 
 pytestmark = pytest.mark.parametrize("python", ELASTIC)
 
@@ -136,10 +140,12 @@ def test_replaced_at_any_moment(python: str, deaths: int, number: int, tmp_path:
 
 @pytest.mark.parametrize(
     ("case", "left"),
-    [each for each in JOINING if EVERYTHING or each[0] in ("joins", "first_dies_after_admitting")],
+    [each for each in JOINING if EVERYTHING or each[0] in QUICK],
 )
 def test_ranks_join(python: str, case: str, left: int, tmp_path: Path) -> None:
     """Whoever fails when ranks are started, or join."""
+    if case == "keras_optimizers":
+        pytest.importorskip("keras")
     ended = run_elastic(
         python,
         "elastic_newcomers.py",
@@ -148,6 +154,7 @@ def test_ranks_join(python: str, case: str, left: int, tmp_path: Path) -> None:
         ranks=3,
         replacements=4 if left == 3 else 2,
         RINGDL_TIMEOUT="30",
+        KERAS_BACKEND="torch",
     )
     assert ended.code == 0, ended.text
     assert ended.output.count(f"ended on {left}\n") == left, ended.text
@@ -208,6 +215,7 @@ def test_a_death_at_any_moment(python: str, deaths: int, number: int, tmp_path: 
         ("between_runs", 2),
         ("between_passes", 2),
         ("parameters_that_differ", 2),
+        ("parameters_that_differ_by_an_optimizer_of_train", 2),
         ("arrays_that_differ", 2),
         ("names_in_flight", 2),
         ("memory_goes", 2),

@@ -6,15 +6,38 @@ multiplied and raised to powers, in place where they are the optimizer's own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from ringdl._errors import UsageError
+
 Arrays: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 
 
-class SGD:
+class _Descent:
+    """What all have: a state that is kept and loaded again, as `ringdl.elastic.State` does."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its options and arrays: the arrays are the optimizer's own, which steps change."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take copies of what `state_dict` has given.
+
+        Raises:
+            UsageError: it is of another kind of optimizer.
+        """
+        if state.keys() != vars(self).keys():
+            raise UsageError(
+                f"a {type(self).__name__} has {sorted(vars(self))}, and the state {sorted(state)}"
+            )
+        vars(self).update(copy.deepcopy(dict(state)))
+
+
+class SGD(_Descent):
     """Stochastic gradient descent, with momentum as PyTorch has it.
 
     Args:
@@ -62,7 +85,7 @@ class SGD:
         self.velocities = {}
 
 
-class Adam:
+class Adam(_Descent):
     """Adam (Kingma and Ba 2015), as PyTorch computes it.
 
     Args:

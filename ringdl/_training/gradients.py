@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 import numpy as np
 
@@ -57,6 +57,14 @@ def end_passes(all_gradients: Iterable[Gradients[Any]]) -> None:
 def agreeing(communicator: ringdl.Communicator) -> AbstractContextManager[None]:
     """Around what precedes `Gradients(...)`: the other ranks hear of an error raised in it."""
     return communicator._telling(Kind.allgather, AGREEING)
+
+
+class Averages(Protocol):
+    """What `Following` has."""
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether the next step is to use averages."""
 
 
 class Gradients(Generic[A]):
@@ -96,6 +104,8 @@ class Gradients(Generic[A]):
         self.are_replicas_checked = not check_replicas
         """Whether parameters were found to be equal on all ranks since then, or need not be."""
         self.is_local = False
+        self.following: Averages | None = None
+        """Says whether gradients are averaged now, if not always."""
         self.is_pending = False
         """Whether a pass has added to the gradients since they were averaged."""
         self.averages_at_end = False
@@ -157,7 +167,9 @@ class Gradients(Generic[A]):
             raise
 
     def _is_last_pass(self) -> bool:
-        return not self.is_local and (self._passes + 1) % self._passes_per_round == 0
+        if self.is_local or not (self.following is None or self.following.averages_gradients):
+            return False
+        return (self._passes + 1) % self._passes_per_round == 0
 
     def begin_pass(self) -> None:
         """Gradients are going to be accumulated."""

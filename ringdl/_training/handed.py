@@ -28,10 +28,15 @@ class Handed:
         self._of: Any = None
         """What the parameters are called, and their shapes."""
         self._number: int | None = None
+        self._step: int | None = None
         self._epoch = communicator.epoch
 
     def carry_out(
-        self, when: str, arrays: Mapping[str, Mapping[str, Array]], number: int | None = None
+        self,
+        when: str,
+        arrays: Mapping[str, Mapping[str, Array]],
+        number: int | None = None,
+        step: int | None = None,
     ) -> None:
         """Call the policy, which changes arrays in place. Collective, as the policy is.
 
@@ -39,15 +44,24 @@ class Handed:
             when: "before" a step, or "after" it.
             arrays: "gradients" (before), "parameters" and "state", each by name.
             number: which network they are of, where names do not tell (before).
+            step: how many steps their optimizer's state has seen, where it tells (before).
 
         Raises:
-            UsageError: they are of another network than before.
+            UsageError: they are of another network than before, or of another step than the one
+                that follows.
         """
-        if self._epoch != self.communicator.epoch:
-            self._epoch, self._number = self.communicator.epoch, None
+        self._follow()
         if number is not None and self._number not in (None, number):
             raise _another_network()
+        if step is not None and self._step not in (None, step):
+            raise ringdl.UsageError(
+                f"the optimizer's state has seen {step} steps, and its policy {self._step}: what "
+                "an update has returned was thrown away, as optax.MultiSteps and apply_if_finite "
+                "do (put them inside: DistributedOptimizer(optax.MultiSteps(...), policy=...)), or "
+                "a state was loaded (call ringdl.policies.start_over(optimizer) then)"
+            )
         self._number = self._number if number is None else number
+        self._step = self._step if step is None else step + 1
         self._model.now = arrays
         try:
             if when == "before":
@@ -67,11 +81,18 @@ class Handed:
 
     def start_over(self) -> None:
         """See `ringdl.policies.start_over`."""
-        self._number = None
+        self._number = self._step = None
         if self._following is not None:
             self._following.start_over()
 
+    def _follow(self) -> None:
+        """After another `ringdl.init` some ranks may be new, so all begin as at first."""
+        if self._epoch != self.communicator.epoch:
+            self._epoch = self.communicator.epoch
+            self._following = self._number = self._step = None
+
     def _driven(self) -> Following:
+        self._follow()
         if self.communicator.size > 1:  # else nothing is handed over
             its = {name: array.shape for name, array in self._model.now["parameters"].items()}
             if self._following is None:
@@ -103,7 +124,8 @@ class _Model(Model):
 
     def read_gradients(self) -> Mapping[str, Array | None]:
         """See `Model`."""
-        return self._read("gradients")
+        its = self._read("gradients")
+        return {name: its.get(name) for name in self._read("parameters")}
 
     def read_state(self) -> Mapping[str, Array]:
         """See `Model`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import ringdl
 from ringdl._joining import trains_at_own_pace
+from ringdl._numbers import is_count
 from ringdl.policies import AllReduce, Policy
 
 
@@ -39,10 +40,10 @@ def check_passes(passes: int) -> None:
     """Check ``backward_passes_per_step``.
 
     Raises:
-        UsageError: it is not positive.
+        UsageError: it is no whole number, or not positive.
     """
-    if passes < 1:
-        raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes}")
+    if not is_count(passes):
+        raise ringdl.UsageError(f"backward_passes_per_step must be at least 1, not {passes!r}")
 
 
 def check_policy(

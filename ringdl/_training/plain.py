@@ -72,6 +72,17 @@ class PlainStore(Store[A]):
     def scale(self, view: A, factor: float) -> None:
         view *= factor  # type: ignore[operator, assignment]
 
+    def own(self, index: int, gradient: Any, is_kept: bool) -> Any:
+        """A gradient that stays this rank's, which policies may change.
+
+        Args:
+            index: of its parameter.
+            gradient: what `step` was given; or None.
+            is_kept: whether others are added to it.
+        """
+        del index
+        return gradient.copy() if is_kept and gradient is not None else gradient
+
     def read(self, array: A) -> Array:
         """An array in the CPU's memory, for policies: the same one, if it is there."""
         return np.asarray(array)
@@ -125,6 +136,8 @@ class DistributedOptimizer(Generic[A]):
         self._ringdl_following: Any = None if self._policy is None else _NotYet(self)
         self._gradients: Gradients[A] | None = None
         self._names: list[str] | None = None
+        self._epoch = 0
+        """Of the ranks that have agreed on names and shapes."""
         self._passes_made = self._times = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -156,7 +169,7 @@ class DistributedOptimizer(Generic[A]):
             UsageError: the gradients are not like the parameters.
         """
         names, arrays = _listed(parameters)
-        if self._names is None:
+        if self._epoch != self._communicator.epoch:  # some ranks may be new: all agree
             self._wrap(names, arrays)
         averages = self._ringdl_following is None or self._ringdl_following.averages_gradients
         if not (self._average if averages else self._add)(names, gradients):
@@ -183,6 +196,7 @@ class DistributedOptimizer(Generic[A]):
 
     def _wrap(self, names: list[str], arrays: list[Any]) -> None:
         ranks = self._communicator
+        self._gradients = None
         with agreeing(ranks):
             store: Any = self._store or _store_of(arrays)
             self._kept: PlainStore[A] = store(names, arrays, "DistributedOptimizer(optimizer)")
@@ -193,7 +207,7 @@ class DistributedOptimizer(Generic[A]):
             self._gradients = Gradients(
                 self._kept, self._op, self._compression, self._passes, ranks
             )
-        self._names = names
+        self._names, self._epoch = names, ranks.epoch
 
     def _average(self, names: list[str], gradients: Arrays) -> bool:
         """A pass: the last gradients first, as a backward pass has them. Whether it is the last."""
@@ -214,8 +228,7 @@ class DistributedOptimizer(Generic[A]):
             self._times, self._passes_made = self._ringdl_following.times, 0
             self._kept.gradients = [None] * len(names)
         for index, gradient in enumerate(self._like(names, gradients)):
-            is_kept = self._passes > 1 and gradient is not None
-            self._accumulate(index, gradient.copy() if is_kept else gradient)
+            self._accumulate(index, self._kept.own(index, gradient, self._passes > 1))
         self._passes_made += 1
         return self._passes_made % self._passes == 0
 

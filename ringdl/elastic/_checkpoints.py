@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -93,8 +93,6 @@ class Checkpoints:
     """The one of what `newest` has found."""
 
     def __init__(self, folder: str | os.PathLike[str], every: int) -> None:
-        if every < 1:
-            raise UsageError(f"a checkpoint every {every} commits; pass 1 or more")
         self.folder = Path(folder).absolute()
         self._every = every
         self._thread: threading.Thread | None = None
@@ -133,11 +131,11 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             common = {"number": number, "size": size, "run": self.job.run}
             arrays: Arrays = {}
-            described = {
-                name: _trees.encode(value, name, arrays)
-                for name, value in (values.items() if rank == 0 else ())
-            }
             try:
+                described = {
+                    name: _trees.encode(value, name, arrays)
+                    for name, value in (values.items() if rank == 0 else ())
+                }
                 if own:
                     _write(self._own(number, rank, size), own, common | {"rank": rank})
                 if rank == 0:
@@ -270,9 +268,9 @@ class Checkpoints:
 
 def _is_whole(files: Sequence[Path], has_own: bool) -> bool:
     """Whether all ranks have written their files of a commit, which is whole then."""
-    sizes = [match[2] for file in files if (match := _FILE.fullmatch(file.name)) is not None]
-    parts = [size for size in sizes if size is not None]
-    has_parts = len(parts) >= int(parts[0]) if parts else not has_own
+    sizes = Counter(match[2] for file in files if (match := _FILE.fullmatch(file.name)))
+    parts = {size: count for size, count in sizes.items() if size is not None}
+    has_parts = any(count >= int(size) for size, count in parts.items()) if parts else not has_own
     return None in sizes and has_parts
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
+from ringdl._errors import UsageError
+from ringdl._numbers import is_count
 from ringdl.data import ShardedSampler
 
 
@@ -61,8 +63,13 @@ class ElasticSampler(ShardedSampler):
         Args:
             batch_idx: ignored: batches are counted.
             batch_size: samples of each rank. The epoch's last batch may have fewer.
+
+        Raises:
+            UsageError: it is no number of samples.
         """
         del batch_idx
+        if not is_count(batch_size, at_least=0):
+            raise UsageError(f"batch_size is {batch_size!r}; pass how many samples a rank had")
         self._processed = min(self.sample_count, self._processed + batch_size * self.size)
 
     def record_indices(self, indices: Sized) -> None:

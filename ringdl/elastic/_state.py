@@ -13,6 +13,7 @@ import numpy as np
 from ringdl import _joining, _newcomers
 from ringdl._communicator import Communicator
 from ringdl._errors import Error, UsageError
+from ringdl._numbers import is_count
 from ringdl._safetensors import Array, Arrays
 from ringdl._startup import get_communicator
 from ringdl._training.files import on_rank_0
@@ -33,6 +34,7 @@ class _Commit:
             none.
         rank: of this one, then.
         size: how many ranks there were.
+        differ: whether ranks were not all to have the same values, as a policy has let them differ.
     """
 
     epoch: int
@@ -42,6 +44,7 @@ class _Commit:
     kept: _shards.Kept | None
     rank: int
     size: int
+    differ: bool
 
     @property
     def key(self) -> tuple[int, int]:
@@ -111,10 +114,16 @@ class State:
         self._callbacks = []
         self._commits = []
         """The last two."""
+        if own is not None and not hasattr(own, "keys"):
+            raise UsageError("own takes arrays by name: own={'moments': rows}")
         self.own = dict(own or {})
-        if copies < 0:
+        if not is_count(copies, at_least=0):
             raise UsageError(
-                f"copies is {copies}: to how many other ranks parts are sent; pass 0 or more"
+                f"copies is {copies!r}: to how many other ranks parts are sent; pass 0 or more"
+            )
+        if not is_count(checkpoint_every):
+            raise UsageError(
+                f"checkpoint_every is {checkpoint_every!r}; pass a number of commits, at least 1"
             )
         self._copies = copies
         self._number = 0  # of commits
@@ -144,7 +153,10 @@ class State:
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Have these called, in order, once values were restored for other ranks than before."""
-        self._callbacks.extend(callbacks)
+        its = [*callbacks]
+        if not all(map(callable, its)):
+            raise UsageError(f"these are not all functions to be called: {its!r:.80}")
+        self._callbacks.extend(its)
 
     def commit(self) -> None:
         """Keep the values as they are now. Collective; between steps, not within one.
@@ -172,7 +184,9 @@ class State:
         kept = _shards.keep(self.own, self._copies, ranks) if self.own else None
         number = self._number + 1
         objects = {name: each for name, each in self._values.items() if _values.stays(each)}
-        made = _Commit(ranks.epoch, number, objects, self._copy(), kept, ranks.rank, ranks.size)
+        differ = _joining.let_ranks_differ()
+        values = self._copy()
+        made = _Commit(ranks.epoch, number, objects, values, kept, ranks.rank, ranks.size, differ)
         self._number = number
         # The one before stays: a rank may have failed before others have made this one.
         self._commits = [*self._commits[-1:], made]
@@ -352,9 +366,8 @@ class State:
             self._take(commit.values, commit.objects)
             self._number = commit.number
             kept, place = commit.kept or {}, (commit.rank, commit.size)
-        told = ranks.allgather_object(
-            (place, _joining.let_ranks_differ()), name="ringdl.elastic.former"
-        )
+        differs = commit is not None and commit.differ
+        told = ranks.allgather_object((place, differs), name="ringdl.elastic.former")
         former, differ = zip(*told, strict=True)
         own = _shards.cut_anew(kept, former, ranks)
         if own is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from typing import Any
 
@@ -19,6 +20,10 @@ def save(name: str, value: Any) -> Any:
     """
     if _is_tensor(value):  # a deep copy is of all the memory that it is a view of
         return value.detach().clone().requires_grad_(value.requires_grad)
+    if type(value) is dict and stays(value):
+        return {key: save(f"{name}.{key}", each) for key, each in value.items()}
+    if type(value) in (list, tuple) and stays(value):
+        return type(value)(save(f"{name}.{index}", each) for index, each in enumerate(value))
     try:
         return copy.deepcopy(value.state_dict() if _has_state(value) else value)
     except TypeError as error:
@@ -29,8 +34,14 @@ def save(name: str, value: Any) -> Any:
 
 
 def stays(value: Any) -> bool:
-    """Whether `restore` may write into it."""
+    """Whether `restore` may write into it, or into what it holds."""
+    if type(value) in (list, tuple, dict):
+        return any(map(_holds_state, value.values() if type(value) is dict else value))
     return _has_state(value) or type(value) is np.ndarray
+
+
+def _holds_state(value: Any) -> bool:
+    return type(value) is not np.ndarray and stays(value)
 
 
 def restore(value: Any, saved: Any) -> Any:
@@ -51,13 +62,42 @@ def restore(value: Any, saved: Any) -> Any:
         if hasattr(value, "zero_grad"):  # gradients of a step that has not ended
             value.zero_grad()
         return value
+    if type(value) in (list, tuple, dict) and type(saved) is type(value) and stays(value):
+        if type(value) is dict:
+            return {key: restore(value.get(key), each) for key, each in saved.items()}
+        its = itertools.chain(value, itertools.repeat(None))
+        return type(value)(map(restore, its, saved))
     if _is_tensor(saved):
         return saved.detach().clone().requires_grad_(saved.requires_grad)
     is_array = type(value) is np.ndarray and type(saved) is np.ndarray
     if is_array and value.flags.writeable and _owns(value) and _form(value) == _form(saved):
         np.copyto(value, saved)
         return value
-    return copy.deepcopy(saved)
+    return _placed(copy.deepcopy(saved), value)
+
+
+def _placed(taken: Any, value: Any) -> Any:
+    """Where JAX's arrays have come from another process or a file: spread over devices as before.
+
+    Args:
+        taken: a value, or a tree of JAX's.
+        value: the one before.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None or type(taken) is not type(value):
+        return taken
+    try:
+        leaves, structure = jax.tree.flatten(taken)
+        before, structure_before = jax.tree.flatten(value)
+    except ValueError:  # a dictionary whose keys have no order
+        return taken
+    if structure != structure_before:
+        return taken
+    for index, (leaf, its) in enumerate(zip(leaves, before, strict=True)):
+        are_arrays = isinstance(leaf, jax.Array) and isinstance(its, jax.Array)
+        if are_arrays and leaf.shape == its.shape and leaf.sharding != its.sharding:
+            leaves[index] = jax.device_put(leaf, its.sharding)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _undo_casts(value: Any, saved: Any) -> None:

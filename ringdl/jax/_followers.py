@@ -23,7 +23,8 @@ from ringdl.jax._ranks import ORDER, Ranks
 from ringdl.policies import Policy
 from ringdl.policies._policy import Array
 
-_NUMBER = "number"
+_PLACE = "place"
+"""Which network a call is of, and which step."""
 
 
 class Follower:
@@ -41,7 +42,7 @@ class Follower:
         self._numbers: dict[Any, int] = {}
         """Of its calls, by what they pass."""
 
-    def before(self, gradients: Any, parameters: Any, state: Any, number: Any) -> Any:
+    def before(self, gradients: Any, parameters: Any, state: Any, number: Any, step: Any) -> Any:
         """The gradients that a step is to use. Collective, as the policy is.
 
         Args:
@@ -49,10 +50,11 @@ class Follower:
             parameters: before it.
             state: the optimizer's.
             number: which network they are of.
+            step: how many steps the state has seen.
         """
         given = _floats(gradients, _is_trained)
         parts = {"gradients": given, "parameters": _floats(parameters, _is_trained)}
-        parts |= {"state": _floats(state), _NUMBER: [(_NUMBER, number)]}
+        parts |= {"state": _floats(state), _PLACE: [("number", number), ("step", step)]}
         results = iter(self._call("before", parts, len(given)))
         return _replaced(gradients, results, _is_trained)
 
@@ -135,8 +137,8 @@ def _carry_out(number: int, memory: list[Array]) -> str:
         what: {name: next(each).view(dtype).reshape(shape) for name, shape, dtype in its}
         for what, its in call.specs.items()
     }
-    of = int(arrays.pop(_NUMBER)[_NUMBER]) if _NUMBER in arrays else None
-    return error_of(lambda: handed.carry_out(call.when, arrays, of))
+    place = {name: int(each[()]) for name, each in arrays.pop(_PLACE, {}).items()}
+    return error_of(lambda: handed.carry_out(call.when, arrays, **place))
 
 
 def _is_float(leaf: Any) -> bool:

@@ -30,6 +30,8 @@ class State(NamedTuple):
     """What the optimizer itself has."""
     number: Any
     """Which call of ``init`` it is from: by it a second network is told from the first."""
+    step: Any
+    """How many updates it has seen: one that was thrown away is noticed by it."""
 
 
 class Optimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]
@@ -51,7 +53,8 @@ def follow(optimizer: Any, policy: Policy, ranks: Ranks) -> Optimizer:
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> State:
-        return State(inner.init(params), jnp.asarray(next(numbers), jnp.int32))
+        number, none = jnp.asarray([next(numbers), 0], jnp.int32)
+        return State(inner.init(params), number, none)
 
     def update(updates: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
         if params is None:
@@ -63,13 +66,13 @@ def follow(optimizer: Any, policy: Policy, ranks: Ranks) -> Optimizer:
         if ranks.communicator.size == 1:
             follower.note_step()
             updates, own = inner.update(updates, state.inner, params, **extra)
-            return updates, State(own, state.number)
+            return updates, State(own, state.number, state.step + 1)
 
-        updates = follower.before(updates, params, state.inner, state.number)
+        updates = follower.before(updates, params, state.inner, state.number, state.step)
         updates, own = inner.update(updates, state.inner, params, **extra)
         after, own = follower.after(optax.apply_updates(params, updates), own)
         updates = jax.tree.map(_difference, after, params)
-        return updates, State(own, state.number)
+        return updates, State(own, state.number, state.step + 1)
 
     made = Optimizer(init, update)
     made._ringdl_following = follower

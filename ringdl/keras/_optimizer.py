@@ -164,6 +164,8 @@ class Wrapped:
         """Whether replicas become equal after the first step."""
         self._local: set[int] = set()
         self._averaging: Averaging | None = None
+        self._epoch = 0
+        """Of the ranks that it was agreed with."""
         self._variables: list[Any] = []
         """Those of the first step, but for local ones."""
         self._places: dict[int, int] = {}
@@ -241,7 +243,8 @@ class Wrapped:
                 "for each, None where there is none"
             )
         shared = [index for index, each in enumerate(variables) if id(each) not in self._local]
-        if self._averaging is None:
+        if self._averaging is None or self._epoch != ranks.epoch:  # some ranks may be new
+            self._epoch = ranks.epoch
             self._variables = [variables[index] for index in shared]
             self._places = {id(each): place for place, each in enumerate(self._variables)}
             self._averaging = make_averaging(

@@ -34,6 +34,12 @@ class _Store(PlainStore[Array]):
     def replica(self, parameter: Array) -> Replica:
         return ArrayReplica(parameter)
 
+    def own(self, index: int, gradient: Any, is_kept: bool) -> Any:
+        """See `PlainStore`: numbers, as NumPy has them for arrays without axes, and lists, too."""
+        if gradient is None or isinstance(gradient, np.ndarray):
+            return super().own(index, gradient, is_kept)
+        return np.array(gradient, self.specs[index][2])
+
 
 class DistributedOptimizer(_DistributedOptimizer[Array]):
     """The one of `ringdl`, for arrays of NumPy."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from ringdl._errors import UsageError
+from ringdl._numbers import is_count
 from ringdl.policies._mean import Mean, average
 from ringdl.policies._policy import Array, Model, Policy
 from ringdl.policies._rounds import Rounds
@@ -209,7 +210,7 @@ def check_count(name: str, count: object, at_least: int = 1, what: str = "steps"
     Raises:
         UsageError: it is none, or too small.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < at_least:
+    if not is_count(count, at_least):
         raise UsageError(f"{name} is {count!r}; pass a number of {what}, at least {at_least}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringdl._errors import UsageError
+from ringdl._numbers import is_positive
 from ringdl.policies._averaging import check_count
 from ringdl.policies._mean import Mean
 from ringdl.policies._policy import Array, Model, Policy
@@ -37,7 +38,7 @@ class DiLoCo(Policy):
         balance: bool = False,
     ) -> None:
         check_count("inner_steps", inner_steps)
-        if not outer_lr > 0:
+        if not is_positive(outer_lr):
             raise UsageError(f"outer_lr is {outer_lr!r}; pass a positive number")
         if not 0 <= outer_momentum < 1:
             raise UsageError(

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from ringdl._engine import UpdateRule
 from ringdl._errors import UsageError
+from ringdl._numbers import is_positive
 from ringdl.policies._averaging import check_count
 from ringdl.policies._policy import Array, Model, Policy
 from ringdl.policies._shards import Shards, wait_for_trainers
@@ -82,6 +83,8 @@ class ParameterServer(Policy):
                 "lr is for the rules 'adagrad' and 'adam'; with 'sgd' the wrapped optimizer's "
                 "counts"
             )
+        if lr is not None and not is_positive(lr):
+            raise UsageError(f"lr is {lr!r}; pass a positive number")
         self.servers, self.push_every, self.fetch_every = servers, push_every, fetch_every
         self.rule, self.staleness, self.lr = rule, staleness, lr
 

@@ -218,6 +218,24 @@ def parameters_that_differ() -> None:
     train_model(1, policies.ParameterAveraging(4))
 
 
+def parameters_that_differ_by_an_optimizer_of_train() -> None:
+    """Which is gone with it when values are restored."""
+    state = elastic.State(w=np.zeros(3), step=0)
+
+    def train(state: elastic.State) -> None:
+        optimizer = ringdl.numpy.DistributedOptimizer(
+            ringdl.numpy.SGD(0.1), policy=policies.ParameterAveraging(4)
+        )
+        while state.step < 12:
+            if state.step == 6:
+                end()
+            optimizer.step([state.w], [state.w - ringdl.rank()])
+            state.step += 1
+            state.commit()
+
+    elastic.run(train, state)
+
+
 def train_weights(policy: policies.Policy, pause: float = 0.0, raises: bool = False) -> None:
     """Without a framework. The last rank fails; rank 1 makes a step in so many seconds."""
     optimizer = ringdl.numpy.DistributedOptimizer(ringdl.numpy.SGD(0.1), policy=policy)
@@ -335,6 +353,7 @@ CASES = {
         no_rank_is_lost,
         between_passes,
         parameters_that_differ,
+        parameters_that_differ_by_an_optimizer_of_train,
         arrays_that_differ,
         memory_goes,
         names_in_flight,

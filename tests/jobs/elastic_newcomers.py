@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 import ringdl
-from ringdl import _newcomer, _newcomers, _sockets, elastic
+import ringdl.numpy
+from ringdl import _newcomer, _newcomers, _sockets, elastic, policies
 from ringdl.elastic import _shards
 
 IS_NEW = not _newcomer.has_joined()
@@ -256,6 +257,51 @@ def gradients_are_sparse() -> None:
     assert torch.equal(hvd.allgather(flat[None]), flat.expand(3, -1)), "ranks hold other bits"
 
 
+def wrapped_at_the_first_step(policy: policies.Policy | None) -> Callable[[], None]:
+    """Newcomers agree with the others on what these have agreed on before."""
+
+    def case() -> None:
+        w = np.zeros(3)
+        optimizer = ringdl.numpy.DistributedOptimizer(
+            ringdl.numpy.SGD(1e-3, momentum=0.5), policy=policy
+        )
+        state = elastic.State(w=w, optimizer=optimizer, step=0, until=0)
+
+        def learns(state: elastic.State) -> None:
+            def step() -> None:
+                optimizer.step({"w": w}, {"w": np.full(3, ringdl.rank() + 1.0)})
+
+            train_by(step, state, lambda: ringdl.size() == 3)
+
+        elastic.run(learns, state)
+        policies.synchronize(optimizer, {"w": w})
+        assert len({*ringdl.allgather_object(tuple(w.tolist()))}) == 1, "ranks hold other bits"
+
+    return case
+
+
+def keras_optimizers() -> None:
+    import keras
+
+    import ringdl.keras
+
+    weight = keras.Variable(np.zeros(3, np.float32))
+    optimizer = ringdl.keras.DistributedOptimizer(keras.optimizers.SGD(1e-3))
+    state = elastic.State(w=np.zeros(3, np.float32), step=0, until=0)
+
+    def learns(state: elastic.State) -> None:
+        weight.assign(state.w)
+
+        def step() -> None:
+            optimizer.apply([keras.ops.ones(3) * (ringdl.rank() + 1.0)], [weight])
+            state.w = np.array(keras.ops.convert_to_numpy(weight))
+
+        train_by(step, state, lambda: ringdl.size() == 3)
+
+    elastic.run(learns, state)
+    assert len({*ringdl.allgather_object(tuple(state.w.tolist()))}) == 1, "ranks hold other bits"
+
+
 def sets_are_made_again() -> None:
     import torch
 
@@ -330,6 +376,7 @@ CASES: dict[str, Callable[[], None]] = {
         parts_have_changed,
         one_has_not_committed,
         gradients_are_sparse,
+        keras_optimizers,
         sets_are_made_again,
         has_been_changed,
         raises_in_the_meeting,
@@ -337,6 +384,8 @@ CASES: dict[str, Callable[[], None]] = {
         other_raises_at_the_end,
     )
 } | {
+    "gradients_of_numpy": wrapped_at_the_first_step(None),
+    "parameters_of_numpy": wrapped_at_the_first_step(policies.ParameterAveraging(2)),
     "first_dies_before_they_meet": patched("exchange", is_left(0), after=False),
     "second_dies_before_they_meet": patched("exchange", is_left(1), after=False),
     "second_dies_once_they_have_met": patched("meet", is_left(1), after=True),

@@ -247,3 +247,27 @@ def check_wrong_use(comm: Communicator) -> None:
             jax.block_until_ready(step(policy))
     with expect(Exception, "the replicas differ"):
         jax.block_until_ready(step(DiLoCo(2), {"w": jnp.full(3, float(comm.rank))}))
+
+
+@needs(ranks=2)
+def check_updates_that_are_thrown_away(comm: Communicator) -> None:
+    """By what accumulates gradients around a policy: inside, it is right."""
+    its = {"w": jnp.ones(3)}
+    around = optax.MultiSteps(rj.DistributedOptimizer(optax.sgd(0.1), policy=Gossip()), 2)
+    state = around.init(its)
+    _, state = around.update(its, state, its)
+    with expect(Exception, "what an update has returned was thrown away"):
+        jax.block_until_ready(around.update(its, state, its))
+    inner = optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+    inside = rj.DistributedOptimizer(inner, policy=ParameterAveraging(1))
+    loaded = state = inside.init(its)
+    own = {"w": jnp.full(3, float(comm.rank))}
+    for _ in range(2):
+        updates, state = inside.update(own, state, its)
+        its = optax.apply_updates(its, updates)
+    np.testing.assert_allclose(its["w"], 1 - 0.1 * (comm.size - 1) / 2, rtol=1e-6)
+    with expect(Exception, "a state was loaded", "policies.start_over(optimizer)"):
+        jax.block_until_ready(inside.update(own, loaded, its))
+    comm.barrier()
+    policies.start_over(inside)
+    jax.block_until_ready(inside.update(own, loaded, its))

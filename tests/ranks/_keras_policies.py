@@ -160,3 +160,24 @@ def check_wrong_policies(comm: Communicator) -> None:
     variable = keras.Variable([float(comm.rank)])
     with expect(Exception, "the replicas differ"):
         optimizer.apply([keras.ops.ones(1)], [variable])
+
+
+class Named(policies.Policy):
+    """Notes what there is a gradient of."""
+
+    found: dict[str, bool]
+
+    def before_step(self, model: policies.Model) -> None:
+        self.found = {name: model.gradients[name] is not None for name in model.parameters}
+
+    def __repr__(self) -> str:
+        return "Named()"
+
+
+@needs(ranks=2)
+def check_gradients_that_are_none(comm: Communicator) -> None:
+    """A policy sees them by name, as everywhere."""
+    a, b = keras.Variable([1.0]), keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), policy=(policy := Named()))
+    optimizer.apply([keras.ops.ones(1, dtype=a.dtype), None], [a, b])
+    assert [*policy.found.values()] == [True, False]

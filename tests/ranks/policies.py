@@ -343,6 +343,31 @@ def check_late_means_keep_squares(comm: Communicator) -> None:
     assert np.isfinite(its[0]).all()
 
 
+class Signs(policies.Policy):
+    """Of gradients, which it changes."""
+
+    def before_step(self, model: policies.Model) -> None:
+        for each in model.gradients.values():
+            assert each is not None
+            each[...] = np.sign(each)
+
+    def __repr__(self) -> str:
+        return "Signs()"
+
+
+@needs(ranks=2)
+def check_gradients_that_are_numbers() -> None:
+    """As NumPy has those of arrays without axes; and lists."""
+    for passes in (1, 2):
+        optimizer = rn.DistributedOptimizer(
+            rn.SGD(1.0), policy=Signs(), backward_passes_per_step=passes
+        )
+        its = {"a": np.zeros(()), "b": np.zeros(()), "c": np.zeros(2)}
+        for _ in range(passes):
+            optimizer.step(its, {"a": np.float64(7), "b": -3.0, "c": [2.0, -2.0]})
+        assert (its["a"], its["b"], its["c"].tolist()) == (-1, 1, [-1, 1])
+
+
 def check_gradients_of_several_passes() -> None:
     """Given in one buffer, which nobody writes to."""
     for policy in (AllReduce(), ParameterAveraging(1)):

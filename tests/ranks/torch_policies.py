@@ -349,3 +349,22 @@ def check_scalers_of_fused_optimizers(comm: Communicator) -> None:
     policies.synchronize(optimizer)
     assert torch.isfinite(weight).all()
     assert (weight < 1).all()
+
+
+@needs(ranks=2)
+def check_averages_after_starting_over(comm: Communicator) -> None:
+    """When ``backward()`` returns, as in the first step: scripts clip them then."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], 0.1), [("w", weight)], policy=PostLocalSGD(2, 4)
+    )
+    mean = (comm.size - 1) / 2
+    for _ in range(2):
+        for expected in (mean, mean, comm.rank, comm.rank):
+            optimizer.zero_grad()
+            (weight * comm.rank).sum().backward()
+            assert weight.grad is not None
+            assert weight.grad.tolist() == [expected] * 2
+            optimizer.step()
+        policies.synchronize(optimizer)
+        policies.start_over(optimizer)

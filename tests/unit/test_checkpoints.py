@@ -372,14 +372,33 @@ def test_the_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     assert names_in(tmp_path) == ["checkpoints", "elsewhere"]
 
 
-def write(folder: Path, run: str, number: int, ranks: list[int]) -> None:
+def write(
+    folder: Path, run: str, number: int, ranks: list[int], value: object = 1.0, size: int = 2
+) -> None:
     """The files of two ranks, as far as they have written theirs."""
     for rank in ranks:
         checkpoints = Checkpoints(folder, 1)
         checkpoints.job = Job(run)
-        its: Any = SimpleNamespace(rank=rank, size=2)
-        checkpoints.offer(number, {"w": 1.0}, {"m": np.ones(2)}, its)
+        its: Any = SimpleNamespace(rank=rank, size=size)
+        checkpoints.offer(number, {"w": value}, {"m": np.ones(2)}, its)
         checkpoints.finish()
+
+
+def test_parts_of_others_are_removed_where_values_cannot_be_written(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        write(tmp_path, "a", number, [1])
+        with pytest.warns(RuntimeWarning, match="a checkpoint cannot hold"):
+            write(tmp_path, "a", number, [0], value={1, 2})
+    assert len(names_in(tmp_path)) <= 4, names_in(tmp_path)
+
+
+def test_parts_of_two_sizes_are_no_whole(tmp_path: Path) -> None:
+    """A commit's number was made again, by fewer ranks."""
+    write(tmp_path, "a", 1, [2, 1, 0], size=3)
+    write(tmp_path, "a", 2, [2, 1, 0], size=3)
+    write(tmp_path, "a", 3, [3], size=4)
+    write(tmp_path, "a", 3, [1, 0], size=3)
+    assert names_in(tmp_path)[0].startswith("000000001")
 
 
 def test_files_of_two_jobs_are_not_taken_together(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """States and their commits; ranks that fail are in tests/test_elastic.py."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ringdl
+import ringdl.numpy
 from ringdl import elastic
 from ringdl.elastic._shards import ring
+from ringdl.numpy import SGD, AdamW
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +163,61 @@ def test_the_sampler_counts_what_all_ranks_had() -> None:
     assert list(sampler) == [4, 5, 6, 7, 8, 9]
     sampler.set_epoch(1)
     assert (len(sampler), sampler.processed_num) == (10, 0)
+
+
+def test_what_has_a_state_may_be_in_a_list_or_a_dictionary() -> None:
+    """It stays the same object there, too."""
+    torch = pytest.importorskip("torch")
+    models = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
+    by_name = {"a": torch.optim.SGD(models[0].parameters(), 0.5, momentum=0.9)}
+    state = elastic.State(models=models, optimizers=by_name, other=[1, {"b": (2,)}])
+    state.commit()
+    before = [model.weight.detach().clone() for model in models]
+    with torch.no_grad():
+        models[1].weight += 1
+    by_name["a"].param_groups[0]["lr"] = 7.0
+    state.other[1]["b"] = 3
+    state.restore()
+    assert state.models[0] is models[0]
+    assert state.models[1] is models[1]
+    assert [each.weight.item() for each in models] == [each.item() for each in before]
+    assert state.optimizers["a"] is by_name["a"]
+    assert by_name["a"].param_groups[0]["lr"] == 0.5
+    assert state.other == [1, {"b": (2,)}]
+
+
+@pytest.mark.parametrize("make", [lambda: SGD(0.1, momentum=0.9), lambda: AdamW(0.1)])
+def test_optimizers_of_numpy_go_back(make: Callable[[], Any]) -> None:
+    """Wrapped ones, too."""
+    optimizer = ringdl.numpy.DistributedOptimizer(make())
+    w = np.zeros(2)
+    state = elastic.State(w=w, optimizer=optimizer)
+    optimizer.step([w], [np.ones(2)])
+    state.commit()
+    for _ in range(2):
+        optimizer.step([w], [np.array([1.0, 3.0])])
+        state.restore()
+        assert state.optimizer is optimizer
+    optimizer.step([w], [np.array([1.0, 3.0])])
+    twice = make()
+    expected = np.zeros(2)
+    for gradient in (np.ones(2), np.array([1.0, 3.0])):
+        twice.step([expected], [gradient])
+    assert w.tolist() == expected.tolist()
+    with pytest.raises(ringdl.UsageError, match="and the state"):
+        optimizer.load_state_dict({"lr": 1.0})
+
+
+def test_arguments_are_looked_at() -> None:
+    for options, text in (
+        ({"checkpoint_every": 2.5}, "checkpoint_every is 2.5"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"copies": 1.5}, "copies is 1.5"),
+        ({"own": [1]}, "own takes arrays by name"),
+    ):
+        with pytest.raises(ringdl.UsageError, match=text):
+            elastic.State(**options)  # type: ignore[arg-type]
+    with pytest.raises(ringdl.UsageError, match="not all functions"):
+        elastic.State().register_reset_callbacks([3])  # type: ignore[list-item]
+    with pytest.raises(ringdl.UsageError, match="batch_size is -5"):
+        elastic.ElasticSampler(9).record_batch(0, -5)
