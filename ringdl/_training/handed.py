@@ -52,7 +52,12 @@ class Handed:
         """
         self._follow()
         if number is not None and self._number not in (None, number):
-            raise _another_network()
+            raise ringdl.UsageError(
+                "the optimizer's state is of another call of init() than that of its first step, "
+                "and an optimizer with a policy steps one network; make an optimizer, and a "
+                "policy, for each, or, to train the same one anew, call "
+                "ringdl.policies.start_over(optimizer) first"
+            )
         if step is not None and self._step not in (None, step):
             raise ringdl.UsageError(
                 f"the optimizer's state has seen {step} steps, and its policy {self._step}: what "
