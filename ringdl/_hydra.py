@@ -28,7 +28,8 @@ def find_descriptor(
     Returns:
         its descriptor; None where MPI_Finalize returns.
     """
-    if launcher is None or launcher.name != "Hydra":
+    # Where settings of Intel MPI are in the environment, Hydra is taken for Intel's.
+    if launcher is None or launcher.name not in ("Hydra", "Intel MPI"):
         return None
     if launcher.local_size is None or launcher.local_size == launcher.size:
         return None

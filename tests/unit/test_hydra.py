@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ringdl import _hydra
+from ringdl import _hydra, _launch
 from ringdl._launch import Launcher
 
 LIBRARY = "MPICH Version:\t4.0.2\nMPICH Release date:\tx\nMPICH Device:\tch4:ucx\n"
@@ -15,8 +15,12 @@ TWO_HOSTS = Launcher("Hydra", 1, 4, 1, 2)
 SOCKET = {"PMI_FD": "7"}
 
 
-def test_where_mpi_finalize_may_not_return() -> None:
-    assert _hydra.find_descriptor(TWO_HOSTS, LIBRARY, SOCKET) == 7
+@pytest.mark.parametrize("setting", [{}, {"I_MPI_FABRICS": "ofi"}])
+def test_where_mpi_finalize_may_not_return(setting: dict[str, str]) -> None:
+    """Also where a site has settings for another MPI, too."""
+    ranks = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    launcher = _launch.detect(ranks | setting)
+    assert _hydra.find_descriptor(launcher, LIBRARY, SOCKET) == 7
 
 
 @pytest.mark.parametrize(
