@@ -464,19 +464,23 @@ for batch in ringdl.data.Loader(Slow(), 1, ahead=9, shuffle=False):
 
 
 def test_a_loop_is_not_gone_on_with_in_a_forked_process() -> None:
-    (loader,) = loaders(np.arange(8), 1, 1, ahead=1)
-    its = iter(loader)
-    next(its)
-    child = os.fork()
-    if child == 0:
-        try:
-            for _ in its:
-                pass
-        except ringdl.UsageError:
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert len([*its]) == 7
+    script = """
+import os, numpy as np, ringdl.data
+ringdl.init()
+its = iter(ringdl.data.Loader(np.arange(8), 1, ahead=1))
+next(its)
+child = os.fork()
+if child == 0:
+    try:
+        for _ in its:
+            pass
+    except ringdl.UsageError:
+        os._exit(7)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert len([*its]) == 7
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_seeds_are_not_negative() -> None:
