@@ -9,6 +9,7 @@ ahead.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from ringdl._flight_records import Record, Use, Work, find_jobs, read
 
 _JOIN = "'ringdl.join'"
 """In the label of what a rank waits for that has joined: any rank may be late for it."""
+
+_KILLED = re.compile(r"\brank (\d+) has ended without shutdown\(\)")
+"""What the others' errors say of it."""
 
 _LATE_SECONDS = 5.0
 """A rank that others have waited for so long is worth a word, whatever it does."""
@@ -136,6 +140,7 @@ class _Diagnosis:
         self.is_running = is_running
         self.late_seconds, self.seen_seconds = _LATE_SECONDS + lag, _SEEN_SECONDS + lag
         self.lost = [rank for rank in range(self.size) if rank not in self.records]
+        self.killed = self.find_killed()
         uses: dict[tuple[str, int], dict[int, Work]] = {}
         for record in records:
             for work in record.works:
@@ -144,6 +149,22 @@ class _Diagnosis:
         open_uses = [use for use in open_uses if use.is_in_flight or use.has_failed]
         self.uses = sorted(open_uses, key=lambda use: (_JOIN in use.first.label, use.begin))
         """Those that have not ended well; whoever has joined is heard last."""
+
+    def find_killed(self) -> set[int]:
+        """Those that others have found to be dead, and that tell no error of their own."""
+        whys = [
+            why
+            for each in self.records.values()
+            for why in (each.why, *(work.why for work in each.works))
+            if why is not None
+        ]
+        found = {int(rank) for why in whys for rank in _KILLED.findall(why)}
+        its = {rank: self.records[rank] for rank in found if rank in self.records}
+        return {
+            rank
+            for rank, record in its.items()
+            if record.why is None and record.state == "running" and record.seen < self.last_seen
+        }
 
     def find(self) -> Finding:
         in_flight = [use for use in self.uses if use.is_in_flight]
@@ -245,7 +266,7 @@ class _Diagnosis:
     def is_gone(self, rank: int) -> bool:
         """Whether it cannot come any more, as far as is known."""
         record = self.records[rank]
-        if record.why is not None or record.state != "running":
+        if record.why is not None or record.state != "running" or rank in self.killed:
             return True
         return record.has_thread and self.last_seen - record.seen > self.seen_seconds
 
@@ -258,6 +279,8 @@ class _Diagnosis:
             return "had shut down"
         if record.state == "shutting down":
             return "had called shutdown(), or reached the script's end"
+        if rank in self.killed:
+            return "has ended without shutdown(), as others found: it was killed, or crashed"
         unseen = self.last_seen - record.seen
         if unseen > self.seen_seconds and record.has_thread:
             return (
