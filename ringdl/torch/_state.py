@@ -119,6 +119,15 @@ def cut_storages() -> dict[int, ringdl.Communicator]:
     return found
 
 
+def first_part(
+    named: Iterable[tuple[str, torch.Tensor]], communicator: ringdl.Communicator
+) -> str | None:
+    """The name of the first of these of which the ranks have different parts; None if of none."""
+    parts = parts_over(communicator)
+    its = (name for name, each in named if each.untyped_storage()._cdata in parts)
+    return next(its, None) if parts else None
+
+
 def refuse_parts(
     named: Sequence[tuple[str, torch.Tensor]], communicator: ringdl.Communicator
 ) -> None:
@@ -127,13 +136,12 @@ def refuse_parts(
     Raises:
         UsageError: the ranks have different parts of a parameter.
     """
-    parts = parts_over(communicator)
-    for name, parameter in named if parts else ():
-        if parameter.untyped_storage()._cdata in parts:
-            raise ringdl.UsageError(
-                f"ranks have different parts of {name!r}, and so of its gradient; pass those that "
-                "have the same one, as process_set=grid.data"
-            )
+    name = first_part(named, communicator)
+    if name is not None:
+        raise ringdl.UsageError(
+            f"ranks have different parts of {name!r}, and so of its gradient; pass those that "
+            "have the same one, as process_set=grid.data"
+        )
 
 
 def check_parts(
@@ -204,9 +212,8 @@ def broadcast_optimizer_state(
                 "broadcast_optimizer_state takes a torch.optim.Optimizer, not a "
                 f"{type(optimizer).__name__}"
             )
-        cut = parts_over(communicator)
-        its = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if cut and any(parameter.untyped_storage()._cdata in cut for parameter in its):
+        its = (("", parameter) for group in optimizer.param_groups for parameter in group["params"])
+        if first_part(its, communicator) is not None:
             raise ringdl.UsageError(
                 "ranks have different parts of this optimizer's parameters, and so of its state; "
                 "broadcast among those that have the same ones, as process_set=grid.data"

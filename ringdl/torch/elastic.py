@@ -8,7 +8,7 @@ import torch
 
 import ringdl
 from ringdl.elastic import ArrayState, ElasticSampler, ObjectState, State, run
-from ringdl.torch._state import parts_over
+from ringdl.torch._state import first_part
 
 __all__ = ["ArrayState", "ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
@@ -42,11 +42,10 @@ class TorchState(State):
 
 
 def _refuse_parts(model: torch.nn.Module) -> None:
-    parts = parts_over(ringdl.get_communicator())
-    for name, parameter in model.named_parameters() if parts else ():
-        if parameter.untyped_storage()._cdata in parts:
-            raise ringdl.UsageError(
-                f"ranks have different parts of {name!r}, and a TorchState gives all ranks the "
-                "same values; save ringdl.torch.parallel.state_dict(model) now and then, and start "
-                "the job again from it (ringdl run --restarts)"
-            )
+    name = first_part(model.named_parameters(), ringdl.get_communicator())
+    if name is not None:
+        raise ringdl.UsageError(
+            f"ranks have different parts of {name!r}, and a TorchState gives all ranks the "
+            "same values; save ringdl.torch.parallel.state_dict(model) now and then, and start "
+            "the job again from it (ringdl run --restarts)"
+        )
