@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl import _children, _engine, _flights, _hydra, _report, _timeline
+from ringdl import _children, _engine, _flights, _pmi, _report, _timeline
 from ringdl._arrays import Operand
 from ringdl._cores import count_physical, read_cores
 from ringdl._engine import DeviceArray, Reduction
@@ -185,12 +185,12 @@ def _finalize_at_exit(mpi: Any, rc: Any, launcher: Launcher | None) -> None:
         return
     _finalizes = True
     process = os.getpid()
-    to_launcher = _hydra.find_descriptor(launcher, mpi.Get_library_version(), os.environ)
+    to_launcher = _pmi.find_descriptor(launcher, mpi.Get_library_version(), os.environ)
 
     def finalize() -> None:
         if os.getpid() != process or mpi.Is_finalized() or may_shrink:
             return
-        has_left = to_launcher is not None and _hydra.leave(to_launcher)
+        has_left = to_launcher is not None and _pmi.leave(to_launcher)
         if not has_left and rc.finalize is not False:
             mpi.Finalize()
 
