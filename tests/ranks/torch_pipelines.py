@@ -148,13 +148,14 @@ def check_chunks_that_are_frozen() -> None:
     made[grid.pipeline.rank].requires_grad_(False)
     pipeline = parallel.Pipeline(made, functional.mse_loss, grid.pipeline, microbatches=2, chunks=2)
     assert pipeline.passes == 2
-    hvd.DistributedOptimizer(
+    optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(pipeline.parameters(), 0.1),
         pipeline.named_parameters(),
         backward_passes_per_step=pipeline.passes,
         process_set=grid.data,
     )
     pipeline.step(random(4, 6, seed=grid.data.rank), random(4, 6, seed=9))
+    optimizer.synchronize()
     (weight,) = (each.weight for each in pipeline.children() if each.weight.requires_grad)
     gradients = grid.data.allgather(weight.grad[None])
     assert (gradients == gradients[0]).all()
