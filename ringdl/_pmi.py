@@ -34,7 +34,7 @@ def find_descriptor(
     # Where settings of Intel MPI are in the environment, Hydra is taken for Intel's.
     if launcher is None or launcher.name not in ("Hydra", "Intel MPI", "Slurm"):
         return None
-    if launcher.local_size is None and launcher.name != "Slurm":  # Slurm knows of one host
+    if launcher.local_size is None and launcher.name != "Slurm":  # it tells one host
         return None
     uses_network = _SHARED_MEMORY.isdisjoint(environ.get("UCX_TLS", "all").split(","))
     if launcher.local_size == launcher.size and not uses_network:
