@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import FrameType
 
 from ringdl import _report
@@ -19,6 +21,8 @@ _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _PR_SET_PDEATHSIG = 1
+
+_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"  # of mpirun alone, not of what it starts on other hosts
 
 _LOOK_SECONDS = 0.2
 _TERM_SECONDS = 10.0
@@ -46,8 +50,10 @@ def execute(library: Library, command: list[str], restarts: int = 0, elastic: bo
     """
     if sys.stdout is not None:  # else it was closed
         sys.stdout.flush()
+    tempfile.gettempdir()  # found before a child looks for it
     is_truthful = library.vendor != MPICH or int(library.version.partition(".")[0]) >= 5
     if is_truthful and restarts == 0 and not elastic:
+        _avoid_files_of_the_dead()
         os.execv(command[0], command)
     listener = _report.Listener() if elastic else None
     received: list[int] = []
@@ -80,9 +86,12 @@ def _run_below(command: list[str], listener: _report.Listener | None, received: 
         if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(each, receive)
     set_option = ctypes.CDLL(None).prctl
-    child = subprocess.Popen(
-        command, preexec_fn=lambda: set_option(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    )
+
+    def prepare() -> None:
+        set_option(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _avoid_files_of_the_dead()
+
+    child = subprocess.Popen(command, preexec_fn=prepare)
     for number in set(received):  # perhaps before there was a child
         child.send_signal(number)
     code = child.wait() if listener is None else _wait(child, listener)
@@ -93,6 +102,17 @@ def _run_below(command: list[str], listener: _report.Listener | None, received: 
     if code == 0 and received:
         code = 128 + received[0]
     return code if code >= 0 else 128 - code
+
+
+def _avoid_files_of_the_dead() -> None:
+    """Give Open MPI's mpirun, which this process becomes, another folder if its own is taken.
+
+    The folder has the name of the process's id. An mpirun that was killed leaves it, and a later
+    one that happens to have its id then says "The PMIx server's listener thread failed to start".
+    The folder may also be that of a process in another container, so it is not touched.
+    """
+    if (Path(tempfile.gettempdir()) / f"ompi.{os.getpid()}").exists():
+        os.environ.setdefault(_FOLDER, tempfile.mkdtemp(prefix="ringdl."))
 
 
 def _wait(child: subprocess.Popen[bytes], listener: _report.Listener) -> int:

@@ -1,11 +1,7 @@
-"""Where whole jobs are launched from: one Python per MPI; and launchers that fail by themselves."""
+"""Where whole jobs are launched from: one Python per MPI."""
 
 import os
 import sys
-from collections.abc import Callable
-from typing import TypeVar
-
-Job = TypeVar("Job")
 
 
 def _pythons(setting: str, default: str) -> dict[str, str]:
@@ -23,15 +19,3 @@ ELASTIC = [python for name, python in PYTHONS.items() if name == "openmpi"]
 TORCHES = _pythons("RINGDL_TEST_TORCHES", "")
 """RINGDL_TEST_TORCHES names Pythons with other versions of torch, as in "2.15=/path/to/python";
 they find ringdl and the tests by PYTHONPATH. `make test-all` makes such environments."""
-
-
-def started(launch: Callable[[], Job], text_of: Callable[[Job], str]) -> Job:
-    """What `launch` returns; again, where Open MPI's own server did not come up.
-
-    One mpirun in some thousands ends so before it has started anything, whatever the program.
-    """
-    for _ in range(2):
-        job = launch()
-        if "PMIx server's listener thread failed to start" not in text_of(job):
-            return job
-    return launch()

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import started
-
 ROOT = Path(__file__).parents[1]
 
 JOBS = Path(__file__).parent / "jobs"
@@ -106,20 +104,6 @@ def run_job(
     **environment: str,
 ) -> Ended:
     """Run a command in a process group of its own, as a terminal does, until nothing is left."""
-    return started(
-        lambda: _run_job(command, folder, during, timeout, cwd, environment),
-        lambda ended: ended.text,
-    )
-
-
-def _run_job(
-    command: list[str],
-    folder: Path,
-    during: Callable[[subprocess.Popen[bytes], Path], None] | None,
-    timeout: float,
-    cwd: Path | None,
-    environment: dict[str, str],
-) -> Ended:
     mark = uuid.uuid4().hex
     settings = {
         MARK: mark,

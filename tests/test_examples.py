@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import started
 from tests.running import EVERYTHING
 
 ROOT = Path(__file__).parents[1]
@@ -24,11 +23,8 @@ def run_example(python: str, ranks: int, script: str, *arguments: str, figures: 
     launcher = ["-m", "ringdl", "run", "-n", str(ranks)] if ranks else []
     command = [python, *launcher, str(EXAMPLES / script), *arguments, f"--json={figures}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = started(
-        lambda: subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False
-        ),
-        lambda job: job.stderr,
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout, json.loads(figures.read_text())
@@ -56,16 +52,13 @@ def test_readme_opens_with_first() -> None:
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_first(mpi_python: str, ranks: int) -> None:
     launcher = ["-m", "ringdl", "run", "-n", str(ranks)] if ranks else []
-    result = started(
-        lambda: subprocess.run(
-            [mpi_python, *launcher, str(EXAMPLES / "first.py")],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=False,
-        ),
-        lambda job: job.stderr,
+    result = subprocess.run(
+        [mpi_python, *launcher, str(EXAMPLES / "first.py")],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     # Where Python does not buffer, a line and its end are two writes, and ranks' may come in turns.

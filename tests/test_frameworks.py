@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import PYTHONS, started
+from tests.environments import PYTHONS
 from tests.running import EVERYTHING
 from tests.test_run import any_python, start_job
 
@@ -84,16 +84,13 @@ def test_script_of_a_page(name: str, tmp_path: Path) -> None:
         need(package)
     script = tmp_path / "script.py"
     script.write_text(text)
-    ended = started(
-        lambda: subprocess.run(
-            [any_python(), "-m", "ringdl", "run", "-n", "2", str(script)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=os.environ | QUIET | {"OMP_NUM_THREADS": "1"},
-            cwd=tmp_path,
-            check=False,
-        ),
-        lambda job: job.stderr,
+    ended = subprocess.run(
+        [any_python(), "-m", "ringdl", "run", "-n", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | QUIET | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -194,8 +194,32 @@ def test_a_launcher_that_is_killed(mpi_python: str, tmp_path: Path) -> None:
             time.sleep(0.05)
         job.kill()
 
-    ended = run_ranks(mpi_python, 3, "endings.py", "wait", folder=tmp_path, during=kill)
+    ended = run_ranks(
+        mpi_python, 3, "endings.py", "wait", folder=tmp_path, during=kill, TMPDIR=str(tmp_path)
+    )
     assert ended.code == -signal.SIGKILL, ended.text
+
+
+RUN_AMONG_FILES_OF_THE_DEAD = """
+import os
+import socket
+import sys
+for process in range(os.getpid(), os.getpid() + 3000):
+    os.mkdir(folder := f"{os.environ['TMPDIR']}/ompi.{process}")
+    open(f"{folder}/pmix.{socket.gethostname().partition('.')[0]}.tool", "x").close()
+os.execv(sys.executable, [sys.executable, "-m", "ringdl", "run", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--restarts", "1"]], ids=["becomes", "parent"])
+def test_files_of_a_launcher_that_was_killed(
+    mpi_python: str, options: list[str], tmp_path: Path
+) -> None:
+    """Open MPI's leaves some under its process's id, which a later one may have, too."""
+    job = [mpi_python, "-c", RUN_AMONG_FILES_OF_THE_DEAD, *options, "-n", "1", "--", "-m", "this"]
+    ended = run_job(job, tmp_path, TMPDIR=str(tmp_path))
+    assert ended.code == 0, ended.text
+    assert "Namespaces are one honking great idea" in ended.output
 
 
 @pytest.mark.parametrize("when", ["", "late", "again"])

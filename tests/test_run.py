@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import PYTHONS, TORCHES, started
+from tests.environments import PYTHONS, TORCHES
 from tests.running import EVERYTHING, pretended_cuda
 
 ROOT = Path(__file__).parents[1]
@@ -36,14 +36,6 @@ def start_job(
 
     Each check has a limit of its own, so the job's only has to be beyond what a busy machine needs.
     """
-    return started(
-        lambda: _start_job(python, ranks, arguments, timeout, settings), lambda job: job[1]
-    )
-
-
-def _start_job(
-    python: str, ranks: int, arguments: tuple[str, ...], timeout: float, settings: dict[str, str]
-) -> tuple[int, str]:
     command = [python, "-m", "ringdl", "run", "-n", str(ranks), "-m", "tests.ranks", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     environment.pop("RINGDL_TIMEOUT", None)
