@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -50,7 +51,6 @@ def execute(library: Library, command: list[str], restarts: int = 0, elastic: bo
     """
     if sys.stdout is not None:  # else it was closed
         sys.stdout.flush()
-    tempfile.gettempdir()  # found before a child looks for it
     is_truthful = library.vendor != MPICH or int(library.version.partition(".")[0]) >= 5
     if is_truthful and restarts == 0 and not elastic:
         _avoid_files_of_the_dead()
@@ -111,8 +111,9 @@ def _avoid_files_of_the_dead() -> None:
     one that happens to have its id then says "The PMIx server's listener thread failed to start".
     The folder may also be that of a process in another container, so it is not touched.
     """
-    if (Path(tempfile.gettempdir()) / f"ompi.{os.getpid()}").exists():
-        os.environ.setdefault(_FOLDER, tempfile.mkdtemp(prefix="ringdl."))
+    with contextlib.suppress(OSError):  # no folder for temporary files: mpirun says so if it minds
+        if (Path(tempfile.gettempdir()) / f"ompi.{os.getpid()}").exists():
+            os.environ.setdefault(_FOLDER, tempfile.mkdtemp(prefix="ringdl."))
 
 
 def _wait(child: subprocess.Popen[bytes], listener: _report.Listener) -> int:
