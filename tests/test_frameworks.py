@@ -16,24 +16,34 @@ from pathlib import Path
 import pytest
 
 from tests.environments import PYTHONS
-from tests.running import EVERYTHING
+from tests.running import EVERYTHING, ROOT
 from tests.test_run import any_python, start_job
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 _KERAS = "_keras _keras_policies"
 _TENSORFLOW = "_tensorflow _tensorflow_training _tensorflow_wrong_use"
 
+COMPILES_ONCE = {
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / "build" / "jax"),
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # with a limit, it is locked
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+"""Programs are the same under each MPI, and JAX compiles for longer than all else takes."""
+
+IN_DOUBLE = COMPILES_ONCE | {"JAX_ENABLE_X64": "1"}
+
 CHECKS = {
-    "jax": ("jax", "_jax_compiled _jax_memory", {}),
+    "jax": ("jax", "_jax_compiled _jax_memory", COMPILES_ONCE),
     "jax-devices": ("jax", "_jax_devices", {}),
-    "jax-policies": ("jax", "_jax_policies", {"JAX_ENABLE_X64": "1"}),
-    "jax-models": ("flax", "_jax_models", {}),
+    "jax-policies": ("jax", "_jax_policies", IN_DOUBLE),
+    "jax-models": ("flax", "_jax_models", COMPILES_ONCE),
     "sklearn": ("sklearn", "_sklearn _sklearn_training _sklearn_wrong_use", {}),
     "tensorflow": ("tensorflow", _TENSORFLOW, {}),
     "keras-torch": ("keras", _KERAS, {"KERAS_BACKEND": "torch"}),
-    "keras-jax": ("keras", _KERAS, {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}),
+    "keras-jax": ("keras", _KERAS, {"KERAS_BACKEND": "jax"} | IN_DOUBLE),
     "keras-2": ("tf_keras", "_keras_2", {"TF_USE_LEGACY_KERAS": "1"}),
     "keras-tensorflow": ("tensorflow", _KERAS, {"KERAS_BACKEND": "tensorflow"}),
 }

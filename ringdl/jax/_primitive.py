@@ -143,7 +143,24 @@ def device_count(ctx: Any) -> int:
             "devices at once; call them inside of a jax.shard_map over all axes of the mesh, where "
             "each device calls for itself, or between compiled functions"
         )
+    if count > 1:
+        _refuse_compilation_cache()
     return count
+
+
+def _refuse_compilation_cache() -> None:
+    """A crash becomes an error.
+
+    jaxlib 0.10 dies when it serializes a program of several devices that has tokens among its
+    results: it looks for their layout.
+    """
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir and settings.jax_enable_compilation_cache:
+        raise UsageError(
+            "jaxlib crashes when it puts a program of several devices with ringdl's collectives "
+            "into its persistent compilation cache; before anything is compiled, turn that off "
+            "(JAX_ENABLE_COMPILATION_CACHE=0), or have one device per rank"
+        )
 
 
 def refuse_platform(ctx: Any, *_: Any, **__: Any) -> Any:

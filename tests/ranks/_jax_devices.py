@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -253,3 +254,26 @@ def check_refusals(comm: Communicator) -> None:
     )
     with expect(ringdl.UsageError, "over all axes of the mesh"):
         jax.jit(inner)(jax.device_put(np.ones((DEVICES, 2)), jax.NamedSharding(two, ROWS)))
+
+
+def check_compilation_cache(comm: Communicator) -> None:
+    """jaxlib would crash when it writes there what has been compiled."""
+    x = spread(given(comm)[comm.rank])
+    with (
+        caching(),
+        expect(ringdl.UsageError, "persistent compilation cache", "JAX_ENABLE_COMPILATION_CACHE=0"),
+    ):
+        mapped(rj.allreduce).lower(x)
+    mapped(rj.allreduce).lower(x)
+
+
+@contextlib.contextmanager
+def caching() -> Iterator[None]:
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_enable_compilation_cache
+    try:
+        jax.config.update("jax_compilation_cache_dir", "/nowhere")
+        jax.config.update("jax_enable_compilation_cache", True)
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before[0])
+        jax.config.update("jax_enable_compilation_cache", before[1])
