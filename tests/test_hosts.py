@@ -64,8 +64,8 @@ def cluster() -> Iterator[None]:
 
 
 def run_on_hosts(python: str, *arguments: str) -> str:
-    """Run a script on hosts; what the ranks print."""
-    ended = call(*HOSTS, "run", "--mpi", python, *arguments)
+    """Run a script on hosts; what the ranks print. Its checks have limits of their own."""
+    ended = running.call(*HOSTS, "run", "--mpi", python, *arguments, timeout=300)
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import started
-
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "tests/scripts").glob("[!_]*.py"))
 RANKS = (1, 2, 3)
@@ -23,17 +21,14 @@ def learnt(mpi_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for ranks in RANKS:
         launcher = ["-m", "ringdl", "run", "-n", str(ranks)]
         command = [mpi_python, *launcher, "-m", "tests.scripts", str(folder)]
-        result = started(
-            lambda command=command: subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                cwd=ROOT,
-                check=False,
-            ),
-            lambda job: job.stderr,
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            cwd=ROOT,
+            check=False,
         )
         assert result.returncode == 0, result.stdout + result.stderr
     return folder

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import started
-
 ROOT = Path(__file__).parents[1]
 BUCKET_BYTES = 25 << 20
 MARGIN_BYTES = 8 << 20
@@ -24,16 +22,13 @@ pytestmark = pytest.mark.any_mpi
 def peaks(python: str, *arguments: str) -> tuple[int, int]:
     """The largest gradient, and the largest peak of two ranks, in bytes."""
     command = [python, "-m", "ringdl", "run", "-n", "2", str(ROOT / "tests/jobs/torch_memory.py")]
-    job = started(
-        lambda: subprocess.run(
-            [*command, *arguments],
-            env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        ),
-        lambda job: job.stderr,
+    job = subprocess.run(
+        [*command, *arguments],
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert job.returncode == 0, job.stdout + job.stderr
     figures = re.findall(r"largest (\d+) before \d+ peak (\d+)", job.stdout)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import PYTHONS, started
+from tests.environments import PYTHONS
 
 PAGE = (Path(__file__).parents[1] / "docs/trainers.md").read_text()
 SCRIPTS = dict(re.findall(r"```python\n# train_(\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
@@ -35,17 +35,14 @@ def run_script(python: str, trainer: str, script: str, folder: Path) -> str:
         "OMP_NUM_THREADS": "1",
         "RINGDL_TIMELINE": str(folder / "timeline.json"),
     }
-    result = started(
-        lambda: subprocess.run(
-            [python, "-m", "ringdl", "run", "-n", "2", str(path)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            env=environment,
-            cwd=folder,
-            check=False,
-        ),
-        lambda job: job.stderr,
+    result = subprocess.run(
+        [python, "-m", "ringdl", "run", "-n", "2", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=environment,
+        cwd=folder,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr
