@@ -23,7 +23,8 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _PR_SET_PDEATHSIG = 1
 
-_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"  # of mpirun alone, not of what it starts on other hosts
+_SESSION_DIRECTORIES = "PRTE_MCA_prte_local_tmpdir_base"
+"""Where Open MPI 5 makes one for mpirun itself, not for what that starts on other hosts."""
 
 _LOOK_SECONDS = 0.2
 _TERM_SECONDS = 10.0
@@ -53,7 +54,7 @@ def execute(library: Library, command: list[str], restarts: int = 0, elastic: bo
         sys.stdout.flush()
     is_truthful = library.vendor != MPICH or int(library.version.partition(".")[0]) >= 5
     if is_truthful and restarts == 0 and not elastic:
-        _avoid_files_of_the_dead()
+        _avoid_stale_session_directory()
         os.execv(command[0], command)
     listener = _report.Listener() if elastic else None
     received: list[int] = []
@@ -89,7 +90,7 @@ def _run_below(command: list[str], listener: _report.Listener | None, received: 
 
     def prepare() -> None:
         set_option(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        _avoid_files_of_the_dead()
+        _avoid_stale_session_directory()
 
     child = subprocess.Popen(command, preexec_fn=prepare)
     for number in set(received):  # perhaps before there was a child
@@ -104,16 +105,16 @@ def _run_below(command: list[str], listener: _report.Listener | None, received: 
     return code if code >= 0 else 128 - code
 
 
-def _avoid_files_of_the_dead() -> None:
-    """Give Open MPI's mpirun, which this process becomes, another folder if its own is taken.
+def _avoid_stale_session_directory() -> None:
+    """Give Open MPI's mpirun, which this process becomes, another directory if its own is there.
 
-    The folder has the name of the process's id. An mpirun that was killed leaves it, and a later
-    one that happens to have its id then says "The PMIx server's listener thread failed to start".
-    The folder may also be that of a process in another container, so it is not touched.
+    Its name has the process's id. An mpirun that was killed leaves it, and a later one with the
+    same id ends: "The PMIx server's listener thread failed to start". It may also be that of a
+    process in another container, so it is not removed.
     """
     with contextlib.suppress(OSError):  # no folder for temporary files: mpirun says so if it minds
         if (Path(tempfile.gettempdir()) / f"ompi.{os.getpid()}").exists():
-            os.environ.setdefault(_FOLDER, tempfile.mkdtemp(prefix="ringdl."))
+            os.environ.setdefault(_SESSION_DIRECTORIES, tempfile.mkdtemp(prefix="ringdl."))
 
 
 def _wait(child: subprocess.Popen[bytes], listener: _report.Listener) -> int:

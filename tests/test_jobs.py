@@ -200,7 +200,7 @@ def test_a_launcher_that_is_killed(mpi_python: str, tmp_path: Path) -> None:
     assert ended.code == -signal.SIGKILL, ended.text
 
 
-RUN_AMONG_FILES_OF_THE_DEAD = """
+RUN_AMONG_STALE_DIRECTORIES = """
 import os
 import socket
 import sys
@@ -212,11 +212,9 @@ os.execv(sys.executable, [sys.executable, "-m", "ringdl", "run", *sys.argv[1:]])
 
 
 @pytest.mark.parametrize("options", [[], ["--restarts", "1"]], ids=["becomes", "parent"])
-def test_files_of_a_launcher_that_was_killed(
-    mpi_python: str, options: list[str], tmp_path: Path
-) -> None:
+def test_stale_session_directories(mpi_python: str, options: list[str], tmp_path: Path) -> None:
     """Open MPI's leaves some under its process's id, which a later one may have, too."""
-    job = [mpi_python, "-c", RUN_AMONG_FILES_OF_THE_DEAD, *options, "-n", "1", "--", "-m", "this"]
+    job = [mpi_python, "-c", RUN_AMONG_STALE_DIRECTORIES, *options, "-n", "1", "--", "-m", "this"]
     ended = run_job(job, tmp_path, TMPDIR=str(tmp_path))
     assert ended.code == 0, ended.text
     assert "Namespaces are one honking great idea" in ended.output
