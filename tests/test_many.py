@@ -20,8 +20,10 @@ def test_messages_grow_with_the_logarithm_of_the_ranks(
 ) -> None:
     """From init() to shutdown(), with twenty calls and a StallError in between.
 
-    If a rank gets no core for 40 ms, all others are asked before the StallError: one run of three
-    counts there.
+    A rank that gets no core for 40 ms is silent for those that look for the late one, which then
+    ask more ranks, until it has arrived. And one that is blocked for a second after others have
+    left asks these. So one run of three counts as a whole, rank by rank; but in each the ranks
+    together send no more than that, apart from looking for the late one.
     """
     limit = PER_ROUND * math.log2(ranks)
     found = []
@@ -31,9 +33,10 @@ def test_messages_grow_with_the_logarithm_of_the_ranks(
         ended = run_ranks(mpi_python, ranks, "many.py", str(folder), folder=folder, timeout=200)
         assert ended.code == 0, ended.text
         sent = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-        found.append([max(stage) for stage in zip(*sent, strict=True)])
-        _, after_calls, after_error, at_end = found[-1]
-        assert at_end - (after_error - after_calls) <= limit, found
-        if at_end <= limit:
+        stages = list(zip(*sent, strict=True))
+        found.append([(max(stage), sum(stage) / ranks) for stage in stages])
+        _, after_calls, after_late, at_end = map(sum, stages)
+        assert at_end - (after_late - after_calls) <= ranks * limit, found
+        if max(stages[-1]) <= limit:
             return
-    pytest.fail(f"messages after each stage, of each run: {found}")
+    pytest.fail(f"messages after each stage (most, mean), of each run: {found}")
