@@ -49,17 +49,19 @@ class Effort:
         ranks: on how many.
         octaves: of the learning rate, on either side of the task's.
         seeds: how many.
+        shorter: divides the task's steps.
     """
 
     ranks: tuple[int, ...]
     octaves: int
     seeds: int
+    shorter: float = 1.0
 
 
-_SHORT = {
-    "digits": Effort((2, 4), 1, 2),
-    "shifted-digits": Effort((2,), 1, 1),
-    "gpt": Effort((2,), 1, 1),
+_SHORT = {  # on two cores at most 20 minutes in all
+    "digits": Effort((4,), 1, 2),
+    "shifted-digits": Effort((2,), 1, 1, 2.0),
+    "gpt": Effort((2,), 1, 1, 4.0),
 }
 _LONG = {name: Effort((1, 2, 4, 8), 3, 5) for name in TASKS}
 _FIRST_SEED = 1000
@@ -84,7 +86,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, metavar="N")
     parser.add_argument("--octaves", type=int, metavar="N", help="of learning rates, to each side")
     parser.add_argument("--slow", type=float, default=4.0, help="how slow the slow rank is")
-    parser.add_argument("--shorter", type=float, default=1.0, help="divides steps")
+    parser.add_argument(
+        "--shorter",
+        type=float,
+        metavar="N",
+        help="divides steps; by default 1, but without --long 2 for shifted-digits and 4 for gpt",
+    )
     parser.add_argument("--long", action="store_true", help="more ranks, rates and seeds: hours")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all curves there")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw; needs matplotlib")
@@ -109,6 +116,7 @@ def main(arguments: Sequence[str]) -> int:
             tuple(its.ranks or effort.ranks),
             effort.octaves if its.octaves is None else its.octaves,
             its.seeds or effort.seeds,
+            its.shorter or effort.shorter,
         )
         for ranks in effort.ranks:
             comparison = Comparison(task, ranks, effort, chosen, its)
@@ -185,7 +193,7 @@ class Comparison:
     ) -> None:
         self._task, self._ranks, self._effort, self._chosen = task, ranks, effort, chosen
         self._slow, self._start = its.slow, its.start
-        self._steps = max(SNAPSHOTS, round(TASKS[task].steps / its.shorter))
+        self._steps = max(SNAPSHOTS, round(TASKS[task].steps / effort.shorter))
 
     def carry_out(self) -> tuple[list[Row], list[Curve], list[Curve], list[Curve]]:
         """Find each policy's best rate; then train at that, also with a slow rank, and apart."""

@@ -22,7 +22,7 @@ from ringdl.compare._tasks import TASKS, Tensors
 SNAPSHOTS = 32
 LAST = 1 / 8
 """Of a run: the median there is what it has reached."""
-_TRIALS = 50
+_TRIALS = 100
 """Steps whose mean tells what a step takes, as ranks may share cores."""
 _CORRECTIONS = 2
 
@@ -98,6 +98,7 @@ class Runner:
     def __init__(self, communicator: ringdl.Communicator) -> None:
         self._its = communicator
         self._base: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._pauses: dict[tuple[str, float], float] = {}
 
     def carry_out(self, run: Run) -> Curve:
         """Train. Collective."""
@@ -106,7 +107,7 @@ class Runner:
         torch.manual_seed(run.seed)
         network = task.network()
         first = parameters_to_vector(network.parameters()).detach().clone()
-        pause = self._pause(run)
+        pause = self._pause(run.task, run.slow)
         policy: Any = choice.make(run.budget)
         optimizer = hvd.DistributedOptimizer(
             task.optimizer(network.parameters(), run.rate),
@@ -139,18 +140,21 @@ class Runner:
         last = parameters_to_vector(network.parameters()).detach().clone()
         return self._curve(run, network, test, first, last, snapshots, seconds, sent, made)
 
-    def _pause(self, run: Run) -> float:
+    def _pause(self, name: str, slow: float) -> float:
         """Seconds for the last rank to sleep in a step, so that it is as slow as asked. Collective.
 
         Found on a bare network, while the others compute. After a pause a step takes longer than
-        without, and a pause longer than asked for: so it is corrected by what it led to.
+        without, and a pause longer than asked for: so it is corrected by what it led to. The same
+        for all runs: so they are compared with the same slow rank, whatever the machine does.
         """
-        its, task = self._its, TASKS[run.task]
-        if run.slow == 1:
+        its, task = self._its, TASKS[name]
+        if slow == 1:
             return 0.0
+        if (name, slow) in self._pauses:
+            return self._pauses[name, slow]
         network = task.network()
-        optimizer = task.optimizer(network.parameters(), run.rate)
-        (inputs, targets), _ = _data(run.task)
+        optimizer = task.optimizer(network.parameters(), task.rate)
+        (inputs, targets), _ = _data(name)
         batch = tuple(each[: task.batch // its.size] for each in (inputs, targets))
 
         def seconds(pause: float, count: int) -> float:
@@ -162,13 +166,14 @@ class Runner:
         its.barrier()
         seconds(0.0, _TRIALS)  # the first ones are slower
         usual = float(its.allreduce(np.array(seconds(0.0, _TRIALS))))
-        pause = (run.slow - 1) * usual
+        pause = (slow - 1) * usual
         for _ in range(_CORRECTIONS):
             if its.rank == its.size - 1:
-                pause = max(0.0, pause + run.slow * usual - seconds(pause, _TRIALS))
+                pause = max(0.0, pause + slow * usual - seconds(pause, _TRIALS))
             else:
-                seconds(0.0, round(run.slow * _TRIALS))
-        return pause if its.rank == its.size - 1 else 0.0
+                seconds(0.0, round(slow * _TRIALS))
+        self._pauses[name, slow] = pause if its.rank == its.size - 1 else 0.0
+        return self._pauses[name, slow]
 
     def _length(self, run: Run) -> int:
         """How many steps this rank makes, or balanced rounds.

@@ -125,7 +125,7 @@ def test_a_rate_at_the_end_of_those_that_were_tried(monkeypatch: pytest.MonkeyPa
         ]
 
     monkeypatch.setattr(Comparison, "_job", job)
-    chosen = argparse.Namespace(slow=4.0, start=None, shorter=1.0)
+    chosen = argparse.Namespace(slow=4.0, start=None)
     comparison = Comparison("digits", 1, Effort((1,), 1, 1), [BASE, "EASGD, every 4"], chosen)
     base, other = comparison.carry_out()[0]
     assert not base.rate_is_at_end
@@ -168,8 +168,10 @@ def test_a_slow_rank_is_as_slow_as_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(_run, "_take_step", step)
     monkeypatch.setattr(_run, "_TRIALS", 10)
-    run = Run("digits", BASE, 0.1, 0, 320, 320, slow=4.0)
-    pause = _run.Runner(ringdl.init())._pause(run)
+    runner = _run.Runner(ringdl.init())
+    pause = runner._pause("digits", 4.0)
+    assert runner._pause("digits", 4.0) == pause, "runs that are compared have the same slow rank"
+    assert runner._pause("digits", 1.0) == 0
     ringdl.shutdown()
     seconds = []
     for each in (0.0, pause):
