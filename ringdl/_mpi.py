@@ -141,6 +141,7 @@ def load_mpi(launcher: Launcher | None) -> Any:
         _check_vendor(MPI, launcher)
     is_ours = ours and not MPI.Is_initialized()  # MPI4PY_RC_INITIALIZE=1 overrules the attribute
     if is_ours:
+        _prepare(MPI, launcher)
         _initialize(MPI, mpi4py.rc)
     if is_ours or mpi4py.rc.finalize is False:  # else it is mpi4py that finalizes MPI
         _finalize_at_exit(MPI, mpi4py.rc, launcher)
@@ -165,6 +166,18 @@ def _not_together(mpi: Any, launcher: Launcher) -> UsageError:
         f"with {srun if launcher.name == 'Slurm' else ''}`python -m ringdl run`, which finds the "
         "right mpirun"
     )
+
+
+def _prepare(mpi: Any, launcher: Launcher | None) -> None:
+    """Have Intel MPI find out by itself which ranks share a host, under MPICH's Hydra.
+
+    What that says, "one rank here, and again from the first host on", it misreads at times: it then
+    looks for a host more, and aborts (MPIDU_bc_table_create, Intel MPI 2021.18).
+    """
+    is_hydra = launcher is not None and launcher.name in ("Hydra", "Intel MPI")
+    is_own = "I_MPI_HYDRA_UUID" in os.environ  # other I_MPI_... may be a user's settings
+    if is_hydra and not is_own and mpi.Get_library_version().startswith("Intel"):
+        os.environ.setdefault("I_MPI_NODEMAP_ALGORITHM", "pmi_alltoall")
 
 
 def _initialize(mpi: Any, rc: Any) -> None:
