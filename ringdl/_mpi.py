@@ -141,7 +141,7 @@ def load_mpi(launcher: Launcher | None) -> Any:
         _check_vendor(MPI, launcher)
     is_ours = ours and not MPI.Is_initialized()  # MPI4PY_RC_INITIALIZE=1 overrules the attribute
     if is_ours:
-        _prepare(MPI, launcher)
+        _choose_node_map(MPI, launcher)
         _initialize(MPI, mpi4py.rc)
     if is_ours or mpi4py.rc.finalize is False:  # else it is mpi4py that finalizes MPI
         _finalize_at_exit(MPI, mpi4py.rc, launcher)
@@ -168,7 +168,7 @@ def _not_together(mpi: Any, launcher: Launcher) -> UsageError:
     )
 
 
-def _prepare(mpi: Any, launcher: Launcher | None) -> None:
+def _choose_node_map(mpi: Any, launcher: Launcher | None) -> None:
     """Have Intel MPI find out by itself which ranks share a host, under MPICH's Hydra.
 
     What that says, "one rank here, and again from the first host on", it misreads at times: it then

@@ -228,9 +228,9 @@ OTHERS = {
     "OMPI_COMM_WORLD_LOCAL_SIZE, OMPI_MCA_ess, OMPI_MCA_ess_base_jobid": "Open MPI's launcher.",
     "PMI_RANK, PMI_SIZE, PMI_LOCAL_RANK, PMI_LOCAL_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS, PMI_FD, "
     "PMI_PORT, PMI_ID, PMI_JOBID, I_MPI_*": "Hydra (MPICH, Intel MPI) and others that speak PMI.",
-    "I_MPI_HYDRA_UUID, I_MPI_NODEMAP_ALGORITHM": "Set by Intel MPI's mpirun, and, where MPICH's "
-    "has started Intel MPI, by `init()`, unless it is set: which ranks share a host is found out "
-    "by asking all.",
+    "I_MPI_HYDRA_UUID, I_MPI_NODEMAP_ALGORITHM": "The first is set by Intel MPI's mpirun. Where "
+    "MPICH's has started Intel MPI, `init()` sets the second to `pmi_alltoall`, unless it is set: "
+    "which ranks share a host is found out by asking all.",
     "PRTE_MCA_prte_local_tmpdir_base": "Where the mpirun of Open MPI 5 has its files; `run` sets "
     "it, unless it is set, where one that was killed left a folder in its way.",
     "UCX_TLS": "Tells whether the ranks of one host use a network: there MPICH 4.0 over UCX ends "
