@@ -22,8 +22,8 @@ def test_messages_grow_with_the_logarithm_of_the_ranks(
 
     A rank that gets no core for 40 ms is silent for those that look for the late one, which then
     ask more ranks, until it has arrived. And one that is blocked for a second after others have
-    left asks these. So one run of three counts as a whole, rank by rank; but in each the ranks
-    together send no more than that, apart from looking for the late one.
+    left asks these. So one run of three counts as a whole, rank by rank. In each, no rank sends
+    more than that until the late one is looked for, nor do all together, apart from looking for it.
     """
     limit = PER_ROUND * math.log2(ranks)
     found = []
@@ -35,6 +35,7 @@ def test_messages_grow_with_the_logarithm_of_the_ranks(
         sent = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
         stages = list(zip(*sent, strict=True))
         found.append([(max(stage), sum(stage) / ranks) for stage in stages])
+        assert max(stages[1]) <= limit, found
         _, after_calls, after_late, at_end = map(sum, stages)
         assert at_end - (after_late - after_calls) <= ranks * limit, found
         if max(stages[-1]) <= limit:
