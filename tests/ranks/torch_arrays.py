@@ -10,6 +10,7 @@ import torch
 
 import ringdl
 from ringdl import Communicator
+from ringdl._cores import count_physical
 from tests.ranks.support import assert_same_bits, expect, needs, segments
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -103,7 +104,7 @@ def check_small_tensors_need_no_message(comm: Communicator) -> None:
         return
     cpus = set[int]().union(*comm.allgather_object(os.sched_getaffinity(0)))
     # A rank waits 20 us before it sends one; if it shares its core, 200 us.
-    quick_seconds = 20e-6 if len(cpus) >= comm.size else 100e-6
+    quick_seconds = 20e-6 if count_physical(cpus) >= comm.size else 100e-6
     ringdl.barrier()
     quick: list[float] = []
     before = at_first = comm.stats()
