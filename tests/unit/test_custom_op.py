@@ -239,3 +239,22 @@ def test_kernels_of_devices(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None
     code, name = _custom_op_cuda.compiled(function, DType[dtype], 90, 13999)
     assert code.startswith(b"\x7fELF")
     assert f".text.{name}".encode() in code
+
+
+def test_what_numba_itself_has_for_devices_is_refused() -> None:
+    """It is what `numba.cuda` is where the .pth file of numba-cuda did not run."""
+    program = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "NumbaCudaFinder"]
+from ringdl import _custom_op_cuda
+from ringdl._engine import DType
+try:
+    _custom_op_cuda.compiled(lambda a, b: a + b, DType.float32, 90, 13000)
+except Exception as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program]
+    assert subprocess.check_output(command, text=True) == (
+        "numba.cuda is Numba's own, not that of numba-cuda; "
+        "pip install 'numba-cuda[cu13]' into the interpreter's site-packages\n"
+    )
