@@ -6,8 +6,6 @@ KILLS says who is killed when, as "rank:seconds,...", in seconds from the first 
 """
 
 import hashlib
-import os
-import signal
 import sys
 import threading
 import time
@@ -75,7 +73,7 @@ def main(epochs: int, kills: str, commit: str = "") -> None:
     for kill in kills.split(",") if kills else ():
         rank, seconds = kill.split(":")
         if rank == str(number):
-            threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
+            threading.Timer(float(seconds), going_on.kill).start()
     train(state)
     parameters = torch.cat([each.detach().flatten() for each in model.parameters()])
     digest = hashlib.sha256(parameters.numpy().tobytes()).hexdigest()
