@@ -46,6 +46,12 @@ def test_every_policy_learns_what_the_default_does(
     for policy, row in rows.items():
         assert row["bytes"] > 0, policy
         assert row["distance"] > 0 or policy == "AllReduce", policy
+    seconds = {
+        curve["run"]["slow"]: curve["seconds"][-1]
+        for curve in found["curves"]
+        if curve["run"]["policy"] == "AllReduce" and curve["run"]["steps"] > 64
+    }
+    assert seconds[4] > 3 * seconds[1], "the slow rank is not"
 
 
 @pytest.mark.any_mpi

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 from ringdl._errors import UsageError
 from ringdl._files import write_text
@@ -33,8 +34,8 @@ loss, accuracy: of the test's data, after as many examples as AllReduce has had,
 best learning rate (!: the lowest or highest that was tried); medians over seeds. examples: to
 AllReduce's accuracy less 0.01, as a share of all that it has had. As shares of what AllReduce took:
 to loss: examples to its loss, but for 2% of how far that comes down; step, time: seconds of a step,
-and to that loss; time, slow: the same where one rank computes {slow} times longer, in both. -: not
-reached with twice the examples.
+and to that loss; time, slow: the same where one rank sleeps in each step, in both, so that its
+steps are {slow} times as long as AllReduce's without. -: not reached with twice the examples.
 KB/step: what each rank sends where ranks share no memory. distance: of the parameters from
 AllReduce's, as a share of how far these have moved, and guesses: how many of the test's differ. Of
 ParameterServer without staleness, and of EASGD, rank 0's parameters are shown, as they are between
@@ -85,7 +86,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--ranks", nargs="+", type=int, metavar="N", help="numbers of ranks")
     parser.add_argument("--seeds", type=int, metavar="N")
     parser.add_argument("--octaves", type=int, metavar="N", help="of learning rates, to each side")
-    parser.add_argument("--slow", type=float, default=4.0, help="how slow the slow rank is")
+    parser.add_argument(
+        "--slow", type=float, default=4.0, help="how many times longer the slow rank's steps are"
+    )
     parser.add_argument(
         "--shorter",
         type=float,
@@ -156,7 +159,7 @@ def _check(parser: argparse.ArgumentParser, its: argparse.Namespace) -> None:
         if given is not None and not all(0 < number < math.inf for number in each):
             parser.error(f"--{name}: pass a positive number")
     if its.slow < 1:
-        parser.error("--slow: pass how many times longer the slow rank computes, at least 1")
+        parser.error("--slow: pass how many times longer the slow rank's steps are, at least 1")
     try:
         program = shlex.split(its.start)[:1] if its.start is not None else [sys.executable]
     except ValueError as error:  # a quotation that does not end
@@ -208,9 +211,13 @@ class Comparison:
         slowed: list[Curve] = []
         apart: list[Curve] = []
         if self._ranks > 1:
+            step = median(
+                curve.seconds[-1] / curve.run.steps for curve in curves if curve.run.policy == BASE
+            )
+            slowness = self._slow, (self._slow - 1) * step
             slowed = self._job(
                 [
-                    self._run(name, rates[name], seed, self._slow)
+                    self._run(name, rates[name], seed, *slowness)
                     for seed in range(self._effort.seeds)
                     for name in self._chosen
                 ]
@@ -220,9 +227,9 @@ class Comparison:
             apart = self._job(few, RINGDL_SHARED_MEMORY="0")
         return summarize(curves, slowed, apart, at_end), curves, slowed, apart
 
-    def _run(self, name: str, rate: float, seed: int, slow: float = 1.0) -> Run:
+    def _run(self, name: str, rate: float, seed: int, slow: float = 1.0, pause: float = 0.0) -> Run:
         steps = self._steps * (1 if name == BASE else 2)
-        return Run(self._task, name, rate, seed, steps, self._steps, slow)
+        return Run(self._task, name, rate, seed, steps, self._steps, slow, pause)
 
     def _best_rates(self) -> tuple[dict[str, float], set[str]]:
         """Powers of two around the task's; further, where the best one is at the end.

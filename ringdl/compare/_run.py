@@ -22,9 +22,6 @@ from ringdl.compare._tasks import TASKS, Tensors
 SNAPSHOTS = 32
 LAST = 1 / 8
 """Of a run: the median there is what it has reached."""
-_TRIALS = 100
-"""Steps whose mean tells what a step takes, as ranks may share cores."""
-_CORRECTIONS = 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,9 @@ class Run:
         seed: of the network and of the order of samples.
         steps: of each rank, if all make as many.
         budget: the same of the base run: what policies are made for, and compared at.
-        slow: how many times longer than another one the last rank computes.
+        slow: how many times longer than the base's step, where no rank is slow, one of the last
+            rank takes.
+        pause: for that, what the last rank sleeps in each, in seconds.
         is_shown: whether the whole curve is wanted; else what it ends with, as evaluating all of
             it takes longer than training.
     """
@@ -50,6 +49,7 @@ class Run:
     steps: int
     budget: int
     slow: float = 1.0
+    pause: float = 0.0
     is_shown: bool = True
 
 
@@ -98,7 +98,6 @@ class Runner:
     def __init__(self, communicator: ringdl.Communicator) -> None:
         self._its = communicator
         self._base: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._pauses: dict[tuple[str, float], float] = {}
 
     def carry_out(self, run: Run) -> Curve:
         """Train. Collective."""
@@ -107,7 +106,7 @@ class Runner:
         torch.manual_seed(run.seed)
         network = task.network()
         first = parameters_to_vector(network.parameters()).detach().clone()
-        pause = self._pause(run.task, run.slow)
+        pause = run.pause if its.rank == its.size - 1 else 0.0
         policy: Any = choice.make(run.budget)
         optimizer = hvd.DistributedOptimizer(
             task.optimizer(network.parameters(), run.rate),
@@ -139,41 +138,6 @@ class Runner:
         policies.synchronize(optimizer)
         last = parameters_to_vector(network.parameters()).detach().clone()
         return self._curve(run, network, test, first, last, snapshots, seconds, sent, made)
-
-    def _pause(self, name: str, slow: float) -> float:
-        """Seconds for the last rank to sleep in a step, so that it is as slow as asked. Collective.
-
-        Found on a bare network, while the others compute. After a pause a step takes longer than
-        without, and a pause longer than asked for: so it is corrected by what it led to. The same
-        for all runs: so they are compared with the same slow rank, whatever the machine does.
-        """
-        its, task = self._its, TASKS[name]
-        if slow == 1:
-            return 0.0
-        if (name, slow) in self._pauses:
-            return self._pauses[name, slow]
-        network = task.network()
-        optimizer = task.optimizer(network.parameters(), task.rate)
-        (inputs, targets), _ = _data(name)
-        batch = tuple(each[: task.batch // its.size] for each in (inputs, targets))
-
-        def seconds(pause: float, count: int) -> float:
-            begin = time.perf_counter()
-            for _ in range(count):
-                _take_step(network, optimizer, batch, pause)
-            return (time.perf_counter() - begin) / count
-
-        its.barrier()
-        seconds(0.0, _TRIALS)  # the first ones are slower
-        usual = float(its.allreduce(np.array(seconds(0.0, _TRIALS))))
-        pause = (slow - 1) * usual
-        for _ in range(_CORRECTIONS):
-            if its.rank == its.size - 1:
-                pause = max(0.0, pause + slow * usual - seconds(pause, _TRIALS))
-            else:
-                seconds(0.0, round(slow * _TRIALS))
-        self._pauses[name, slow] = pause if its.rank == its.size - 1 else 0.0
-        return self._pauses[name, slow]
 
     def _length(self, run: Run) -> int:
         """How many steps this rank makes, or balanced rounds.

@@ -4,15 +4,13 @@ import argparse
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-import ringdl
-from ringdl.compare import _run, main
+from ringdl.compare import main
 from ringdl.compare._command import _LONG, _SHORT, Comparison, Effort
 from ringdl.compare._policies import BASE, CHOICES
 from ringdl.compare._report import for_json, table
@@ -140,7 +138,7 @@ def test_a_rate_at_the_end_of_those_that_were_tried(monkeypatch: pytest.MonkeyPa
         ("--policies Voting", "--policies Voting: there are AllReduce, "),
         ("--seeds 0", "--seeds: pass a positive number"),
         ("--shorter nan", "--shorter: pass a positive number"),
-        ("--slow 0.5", "--slow: pass how many times longer the slow rank computes, at least 1"),
+        ("--slow 0.5", "--slow: pass how many times longer the slow rank's steps are, at least 1"),
         ("--start nowhere", "--start nowhere: there is no such program"),
         ("--start it's", "--start it's: No closing quotation"),
         ("--tasks gpt --ranks 2 33", "--ranks 33: there are more ranks than samples in a step"),
@@ -160,26 +158,19 @@ def test_wrong_use(words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_slow_rank_is_as_slow_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though a step takes longer after a pause, and the pause longer than asked for."""
-    pytest.importorskip("sklearn")
+    """By the default's steps, where no rank is slow."""
+    asked: list[Run] = []
 
-    def step(network: Any, optimizer: Any, batch: Any, pause: float) -> None:
-        time.sleep(0.005 + (pause + 0.010 if pause > 0 else 0))
+    def job(_: Comparison, runs: Sequence[Run], **settings: str) -> list[Curve]:
+        asked.extend(runs)
+        its = [curve(run.policy, [0.1] * 32, 1.0 if run.policy == BASE else 5.0) for run in runs]
+        return [dataclasses.replace(each, run=run) for each, run in zip(its, runs, strict=True)]
 
-    monkeypatch.setattr(_run, "_take_step", step)
-    monkeypatch.setattr(_run, "_TRIALS", 10)
-    runner = _run.Runner(ringdl.init())
-    pause = runner._pause("digits", 4.0)
-    assert runner._pause("digits", 4.0) == pause, "runs that are compared have the same slow rank"
-    assert runner._pause("digits", 1.0) == 0
-    ringdl.shutdown()
-    seconds = []
-    for each in (0.0, pause):
-        begin = time.perf_counter()
-        for _ in range(10):
-            step(None, None, None, each)
-        seconds.append(time.perf_counter() - begin)
-    assert 3 < seconds[1] / seconds[0] < 5
+    monkeypatch.setattr(Comparison, "_job", job)
+    chosen = argparse.Namespace(slow=4.0, start=None)
+    Comparison("digits", 2, Effort((2,), 1, 1), [BASE, "EASGD, every 4"], chosen).carry_out()
+    step = 32 / next(run.steps for run in asked if run.policy == BASE)
+    assert {(run.slow, run.pause) for run in asked} == {(1, 0), (4, 3 * step)}
 
 
 def test_every_policy_and_task_is_there() -> None:
