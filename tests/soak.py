@@ -14,17 +14,14 @@ end of the life, which depends on how much was done in it), file descriptors and
 Exit code 1 if a result is wrong (with a traceback), or if after the warm-up (a third of the time,
 at most 5 minutes) a line fitted through a rank's memory without a communicator rises by more than 1
 MiB in 10 minutes and twice its standard error (runs of under 4 minutes are too short to tell), or a
-rank has more file descriptors or threads in the end. What MPI keeps of each thread that has ended
-(290 bytes under MPICH 5, whoever started it) is measured at the start, and is not the rank's.
+rank has more file descriptors or threads in the end.
 """
 
 import argparse
 import os
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,39 +37,10 @@ MIB_PER_10_MINUTES = 1.0
 LEAST_POINTS, LEAST_SECONDS = 5, 240  # of a line
 
 
-THREADS = 4_000
-"""For finding out what is kept of each."""
-
-
-def count_threads() -> Callable[[], int]:
-    """Those that Python starts from now on."""
-    start, count = threading.Thread.start, 0
-
-    def counted(thread: threading.Thread) -> None:
-        nonlocal count
-        count += 1
-        start(thread)
-
-    threading.Thread.start = counted  # type: ignore[method-assign]
-    return lambda: count
-
-
-def kept_of_a_thread() -> float:
-    """Bytes. MPI has been initialized."""
-    kib = []
-    for _ in range(2):  # the first ones are for warming
-        for _ in range(THREADS):
-            thread = threading.Thread(target=int)
-            thread.start()
-            thread.join()
-        kib.append(held()["rss"])
-    return max(0.0, 1024 * (kib[1] - kib[0]) / THREADS)
-
-
-def figures(kept: float) -> list[float]:
-    """MiB resident but for so many bytes, files, threads."""
+def figures() -> list[float]:
+    """MiB resident, files, threads."""
     mine = held()
-    return [mine["rss"] / 1024 - kept / 2**20, mine["files"], mine["threads"]]
+    return [mine["rss"] / 1024, mine["files"], mine["threads"]]
 
 
 def fitted_slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -123,12 +91,6 @@ def run(arguments: argparse.Namespace, own: Path) -> tuple[int, list[float], lis
     rows: list[np.ndarray] = []
     works = 0
     is_over = False
-    ringdl.init()
-    of_each = kept_of_a_thread()
-    if ringdl.rank() == 0:
-        print(f"{of_each:.0f} bytes are kept of each thread that has ended", flush=True)
-    ringdl.shutdown()
-    threads = count_threads()
     while not is_over:
         ringdl.init()
         made = time.monotonic()
@@ -148,7 +110,7 @@ def run(arguments: argparse.Namespace, own: Path) -> tuple[int, list[float], lis
         ringdl.barrier()  # lets go of the arrays
         in_use = held()["rss"] / 1024
         ringdl.shutdown()
-        mine = np.array([[*figures(of_each * threads()), in_use]])
+        mine = np.array([[*figures(), in_use]])
         ringdl.init()
         rows.append(ringdl.allgather(mine))
         rank = ringdl.rank()
