@@ -51,7 +51,7 @@ def test_every_policy_learns_what_the_default_does(
         for curve in found["curves"]
         if curve["run"]["policy"] == "AllReduce" and curve["run"]["steps"] > 64
     }
-    assert seconds[4] > 3 * seconds[1], "the slow rank is not"
+    assert 3 < seconds[4] / seconds[1] < 5, "the slow rank is not as slow as asked"
 
 
 @pytest.mark.any_mpi
