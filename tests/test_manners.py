@@ -53,6 +53,14 @@ def test_small_works_leave_nothing(mpi_python: str, tmp_path: Path) -> None:
             assert after[kind] - before[kind] <= 1024, ended.output
 
 
+def test_unmapped_memory_leaves_nothing(mpi_python: str, tmp_path: Path) -> None:
+    """UCX notes each range for its cache of registrations."""
+    ended = run_ranks(mpi_python, 1, "unmapped.py", folder=tmp_path, timeout=TIMEOUT)
+    ((before, after),) = held_by(ended, 1)
+    for kind in ("rss", "private"):
+        assert after[kind] - before[kind] <= 1024, ended.output
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_dropped_in_flight_stays_valid(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(mpi_python, ranks, "dropped.py", folder=tmp_path, timeout=TIMEOUT)
