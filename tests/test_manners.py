@@ -12,8 +12,6 @@ from tests.running import EVERYTHING, Ended, run_ranks
 
 TIMEOUT = 300  # seconds; a loaded machine takes ten times as long as an idle one
 
-pytestmark = pytest.mark.any_mpi
-
 KIB_PER_ROUND = 1.0
 """MPICH and mpi4py keep about 0.3 KiB of each communicator that is made and freed."""
 
@@ -29,6 +27,7 @@ def held_by(ended: Ended, ranks: int) -> list[tuple[dict[str, int], dict[str, in
     return pairs
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize(("rounds", "ranks"), [(100, 3), (2200, 2)])
 def test_init_and_shutdown_again_and_again(
     mpi_python: str, rounds: int, ranks: int, tmp_path: Path
@@ -43,6 +42,7 @@ def test_init_and_shutdown_again_and_again(
             assert after[kind] - before[kind] < 512 + KIB_PER_ROUND * rounds, ended.output
 
 
+@pytest.mark.any_mpi
 def test_small_works_leave_nothing(mpi_python: str, tmp_path: Path) -> None:
     works = 1_050_000 if EVERYTHING else 250_000
     ended = run_ranks(mpi_python, 2, "small_works.py", str(works), folder=tmp_path, timeout=TIMEOUT)
@@ -54,13 +54,14 @@ def test_small_works_leave_nothing(mpi_python: str, tmp_path: Path) -> None:
 
 
 def test_unmapped_memory_leaves_nothing(mpi_python: str, tmp_path: Path) -> None:
-    """UCX notes each range for its cache of registrations."""
+    """UCX, which MPICH is over, notes each range for its cache of registrations."""
     ended = run_ranks(mpi_python, 1, "unmapped.py", folder=tmp_path, timeout=TIMEOUT)
     ((before, after),) = held_by(ended, 1)
     for kind in ("rss", "private"):
         assert after[kind] - before[kind] <= 1024, ended.output
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_dropped_in_flight_stays_valid(mpi_python: str, ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(mpi_python, ranks, "dropped.py", folder=tmp_path, timeout=TIMEOUT)
@@ -68,6 +69,7 @@ def test_what_is_dropped_in_flight_stays_valid(mpi_python: str, ranks: int, tmp_
     assert ended.output.count("memory stayed valid") == ranks, ended.text
 
 
+@pytest.mark.any_mpi
 def test_data_loaders_fork_during_training(mpi_python: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     ended = run_ranks(mpi_python, 2, "data_loader.py", folder=tmp_path, timeout=TIMEOUT)
@@ -76,6 +78,7 @@ def test_data_loaders_fork_during_training(mpi_python: str, tmp_path: Path) -> N
     assert "Traceback" not in ended.errors, ended.errors
 
 
+@pytest.mark.any_mpi
 def test_soak(mpi_python: str, tmp_path: Path) -> None:
     """A short one: it runs, checks its results, and says what it measured."""
     soak = ("../soak.py", "--minutes", "0.1")
