@@ -235,8 +235,8 @@ OTHERS = {
     "it, unless it is set, where one that was killed left a folder in its way.",
     "UCX_TLS": "Tells whether the ranks of one host use a network: there MPICH 4.0 over UCX ends "
     "without `MPI_Finalize`, which may not return.",
-    "UCX_RCACHE_MAX_UNRELEASED": "`init()` sets it to 256M, unless it is set: UCX then forgets "
-    "memory that was unmapped. See [sharp bits](sharp-bits.md).",
+    "UCX_RCACHE_MAX_UNRELEASED": "Under MPICH over UCX 1.17 or newer, `init()` sets it to 256M, "
+    "unless it is set: UCX then forgets memory that was unmapped. See [sharp bits](sharp-bits.md).",
     "PALS_APID, PALS_RANKID, PALS_LOCAL_RANKID, PALS_LOCAL_SIZE": "Cray PALS.",
     "PMIX_RANK, PMIX_NAMESPACE": "Any launcher that speaks PMIx.",
     "PMIX_HOSTNAME": "Open MPI's launcher: where a rank is started in place of another.",
