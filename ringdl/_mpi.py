@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ringdl import _children, _engine, _flights, _pmi, _report, _timeline
+from ringdl import _children, _engine, _flights, _pmi, _report, _timeline, _ucx
 from ringdl._arrays import Operand
 from ringdl._cores import count_physical, read_cores
 from ringdl._engine import DeviceArray, Reduction
@@ -143,7 +142,7 @@ def load_mpi(launcher: Launcher | None) -> Any:
     is_ours = ours and not MPI.Is_initialized()  # MPI4PY_RC_INITIALIZE=1 overrules the attribute
     if is_ours:
         _choose_node_map(MPI, launcher)
-        _limit_notes()
+        _ucx.limit_notes()
         _initialize(MPI, mpi4py.rc)
     if is_ours or mpi4py.rc.finalize is False:  # else it is mpi4py that finalizes MPI
         _finalize_at_exit(MPI, mpi4py.rc, launcher)
@@ -180,24 +179,6 @@ def _choose_node_map(mpi: Any, launcher: Launcher | None) -> None:
     is_own = "I_MPI_HYDRA_UUID" in os.environ  # other I_MPI_... may be a user's settings
     if is_hydra and not is_own and mpi.Get_library_version().startswith("Intel"):
         os.environ.setdefault("I_MPI_NODEMAP_ALGORITHM", "pmi_alltoall")
-
-
-def _limit_notes() -> None:
-    """Have UCX forget ranges of memory that were unmapped, each time that they are 256 MiB in all.
-
-    Since its version 1.17 it notes them, some 150 bytes for each, until a message needs its cache
-    of registered memory. On one host none does, so a process grew with each large array that it
-    freed, and with each thread that ended. Older versions may warn that they do not use the
-    variable. Open MPI loads UCX later, if at all: there it is left as it is.
-    """
-    try:
-        ucp = ctypes.CDLL("libucp.so.0", os.RTLD_NOLOAD)
-    except OSError:
-        return
-    major, minor, release = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
-    ucp.ucp_get_version(*map(ctypes.byref, (major, minor, release)))
-    if (major.value, minor.value) >= (1, 17):
-        os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "256M")
 
 
 def _initialize(mpi: Any, rc: Any) -> None:
