@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from ringdl._window import share_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import tests`
 
+from tests import running
 from tests.environments import PYTHONS
-from tests.running import EVERYTHING
 
 os.environ["RINGDL_TUNING"] = "default"  # not what was measured on this machine
 
@@ -46,6 +47,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByTest(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test marked `alone` runs while no other does; those that begin later wait for it."""
+    alone = item.get_closest_marker("alone") is not None
+    # Two files that are there: who waits to begin locks the one, who runs the other.
+    with open(running.__file__, "r+") as turn, open(__file__, "r+") as cores:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(cores, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(cores, fcntl.LOCK_UN)  # children of fork() may hold the file open
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "mpi_python" in metafunc.fixturenames:
         metafunc.parametrize("mpi_python", PYTHONS.values(), ids=list(PYTHONS), scope="session")
@@ -60,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     take_first = set()
     for item in items:
         mark = item.get_closest_marker("any_mpi")
-        if mark is None or (EVERYTHING and not mark.kwargs.get("always")):
+        if mark is None or (running.EVERYTHING and not mark.kwargs.get("always")):
             continue
         parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         if any(parameters.pop(name, None) for name in ("mpi_python", "mpi")):

@@ -14,6 +14,7 @@ PER_ROUND = 40
 """So many messages at most per rank and doubling of the ranks."""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("ranks", SIZES)
 def test_messages_grow_with_the_logarithm_of_the_ranks(
     mpi_python: str, ranks: int, tmp_path: Path

@@ -33,6 +33,7 @@ def test_what_exceeds_the_memory_of_a_rank(
 
 
 @pytest.mark.any_mpi
+@pytest.mark.alone
 @pytest.mark.parametrize("chunks", ["1", "2"])
 def test_pipeline_is_used_as_its_schedule_allows(
     mpi_python: str, chunks: str, tmp_path: Path
