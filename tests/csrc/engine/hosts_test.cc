@@ -271,11 +271,11 @@ void test_hierarchical_buckets() {
       for (int round = 1; round <= 4; ++round) {
         for (int i = 0; i < 3; ++i) {
           const int64_t count = specs[static_cast<size_t>(i)].count();
+          auto* const gradient = buckets->gradient(i);
           for (int64_t j = 0; j < count; ++j) {
             const int value = rank * round + static_cast<int>(j % 1000);
-            if (i == 1) reinterpret_cast<double*>(buckets->gradient(i))[j] = value;
-            if (i != 1)
-              reinterpret_cast<float*>(buckets->gradient(i))[j] = static_cast<float>(value);
+            if (i == 1) reinterpret_cast<double*>(gradient)[j] = value;
+            if (i != 1) reinterpret_cast<float*>(gradient)[j] = static_cast<float>(value);
           }
           if (rank == round % size) sleep_ns(2 * kMillisecond);
           buckets->ready(i);
@@ -283,10 +283,12 @@ void test_hierarchical_buckets() {
         buckets->wait(kTimeout);
         int64_t wrong = 0;
         for (int i = 0; i < 3; ++i) {
-          for (int64_t j = 0; j < specs[static_cast<size_t>(i)].count(); ++j) {
+          const int64_t count = specs[static_cast<size_t>(i)].count();
+          const auto* const gradient = buckets->gradient(i);
+          for (int64_t j = 0; j < count; ++j) {
             const double sum = round * size * (size - 1) / 2 + size * (j % 1000);
-            const double value = i == 1 ? reinterpret_cast<double*>(buckets->gradient(i))[j]
-                                        : reinterpret_cast<float*>(buckets->gradient(i))[j];
+            const double value = i == 1 ? reinterpret_cast<const double*>(gradient)[j]
+                                        : reinterpret_cast<const float*>(gradient)[j];
             wrong += static_cast<int64_t>(value != sum);
           }
         }
