@@ -4,6 +4,7 @@ import json
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -52,12 +53,16 @@ def test_every_policy_learns_what_the_default_does(
 @pytest.mark.alone
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_slow_rank_is_as_slow_as_asked(mpi_python: str, ranks: int, tmp_path: Path) -> None:
-    words = ("--tasks", "digits", "--ranks", str(ranks), "--seeds", "1", "--octaves", "1")
+    """Of three seeds' times the median: the machine may have become slower between the two."""
+    words = ("--tasks", "digits", "--ranks", str(ranks), "--seeds", "3", "--octaves", "1")
     _, (found,) = compare(mpi_python, *words, "--policies", "AllReduce", folder=tmp_path)
     seconds = {
-        curve["run"]["slow"]: curve["seconds"][-1]
-        for curve in found["curves"]
-        if curve["run"]["steps"] > 64
+        slow: median(
+            curve["seconds"][-1]
+            for curve in found["curves"]
+            if curve["run"]["steps"] > 64 and curve["run"]["slow"] == slow
+        )
+        for slow in (1, 4)
     }
     assert 3 < seconds[4] / seconds[1] < 5
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.running import EVERYTHING, run_ranks
 
+pytestmark = pytest.mark.alone
+
 WORKS = 10_000
 
 

@@ -28,6 +28,7 @@ def held_by(ended: Ended, ranks: int) -> list[tuple[dict[str, int], dict[str, in
 
 
 @pytest.mark.any_mpi
+@pytest.mark.alone
 @pytest.mark.parametrize(("rounds", "ranks"), [(100, 3), (2200, 2)])
 def test_init_and_shutdown_again_and_again(
     mpi_python: str, rounds: int, ranks: int, tmp_path: Path
@@ -43,6 +44,7 @@ def test_init_and_shutdown_again_and_again(
 
 
 @pytest.mark.any_mpi
+@pytest.mark.alone
 def test_small_works_leave_nothing(mpi_python: str, tmp_path: Path) -> None:
     works = 1_050_000 if EVERYTHING else 250_000
     ended = run_ranks(mpi_python, 2, "small_works.py", str(works), folder=tmp_path, timeout=TIMEOUT)
