@@ -64,7 +64,7 @@ demo-check: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,checking that the demo learns what one rank learns)
 	@$(PY) examples/demo_check.py
 
-# Tests wait more than they compute: so many at once. Those that do not are marked `alone`.
+# Tests wait more than they compute: so many at once.
 WORKERS ?= 3
 
 test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpis
@@ -97,7 +97,7 @@ test-csrc: $(STAMPS)/tests-plain
 
 test-sanitizers: $(STAMPS)/tests-thread $(STAMPS)/tests-address
 	$(call say,running the C++ tests under the thread and address sanitizers)
-	@.venv/bin/ctest --test-dir build/tests-thread --parallel 3 --output-on-failure --no-tests=error
+	@.venv/bin/ctest --test-dir build/tests-thread --parallel 2 --output-on-failure --no-tests=error
 	@.venv/bin/ctest --test-dir build/tests-address --parallel 3 --output-on-failure --no-tests=error
 
 test-install: $(STAMPS)/python

@@ -73,8 +73,8 @@ class Build:
 
     def __init__(self) -> None:
         run(PROGRAMS / "cmake", "--build", ".", "--target", "seeds_test")
-        ninja = run(PROGRAMS / "ninja", "-t", "commands", "tests/seeds_test")
-        self._commands = ninja.splitlines()
+        commands = run(PROGRAMS / "ninja", "-t", "commands", "tests/seeds_test")
+        self._commands = commands.splitlines()
 
     def seeds_test_with(self, file: str, text: str, folder: Path) -> Path:
         """The test of seeds with this text in place of a file of csrc/."""
@@ -86,7 +86,7 @@ class Build:
         links = shlex.split(self._commands[-1].removeprefix(": && ").removesuffix(" && :"))
         output = links.index("-o")
         test = folder / "seeds_test"
-        # Of a library, a linker takes what is still missing.
+        # Of a library a linker takes only what is still missing, so not the file as it was.
         run(*links[:output], changed, "-o", test, *links[output + 2 :])
         return test
 
