@@ -14,20 +14,28 @@ Whoever is left trains on until they are ready:
 
 They meet before the script runs, as Open MPI never answers who asks it for the address of a process
 that has ended, when the others of its job have, too. So whoever fails afterwards, on either side,
-is left out as ever, and disturbs nobody. Open MPI alone, as of `_ulfm`.
+is left out as ever, and disturbs nobody. If one fails before, the newcomers end, and others are
+started at the next commit. Open MPI alone, as of `_ulfm`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
+import secrets
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ringdl import _recovery, _startup
-from ringdl._errors import UsageError
+from ringdl._errors import Error, UsageError
 
 if TYPE_CHECKING:
     from ringdl._communicator import Communicator
@@ -49,6 +57,14 @@ _WHERE_RANKS_DO = "import sys; sys.path[0] = sys.argv[1]; "
 
 _HOST = "PMIX_HOSTNAME"
 """What Open MPI's launcher calls this host."""
+
+_POLL_SECONDS = 0.05
+
+# A call of MPI in which one has failed returns within so long, or is left behind.
+_RETURN_SECONDS = 2.0
+
+# Newcomers that notice that nobody meets them end within so long.
+_LEAVE_SECONDS = 1.0
 
 _OF_LAUNCHERS = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "SLURM_")
 OF_ONE_JOB = ("RINGDL_TIMELINE", "RINGDL_FLIGHT_RECORDER")
@@ -104,12 +120,14 @@ class Replacing:
         left: how many may still be started.
         script: what they run,
         environment: and with what.
+        mark: in the command line of each, of no other process.
     """
 
     size: int
     left: int
     script: Script
     environment: dict[str, str]
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,6 +191,8 @@ replacing: Replacing | None = None
 """None: nobody is replaced."""
 _meeting: Meeting | None = None
 """With newcomers that have not joined."""
+_unwanted: list[str] = []
+"""Marks of newcomers that nobody has met."""
 _is_over = False
 """The first `run` has ended: newcomers begin with that one, so none is started any more."""
 
@@ -237,8 +257,9 @@ def settle() -> None:
     """
     if replacing is not None:
         ranks = _startup.get_communicator()
-        replacing.script, replacing.environment = ranks.broadcast_object(
-            (replacing.script, replacing.environment), name="ringdl.elastic.script"
+        mark = f"ringdl-newcomer-{secrets.token_hex(8)}"
+        replacing.script, replacing.environment, replacing.mark = ranks.broadcast_object(
+            (replacing.script, replacing.environment, mark), name="ringdl.elastic.script"
         )
         if not all(ranks.allgather_object(_meeting is not None, name="ringdl.elastic.newcomers")):
             _dismiss()
@@ -289,42 +310,116 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
     Raises:
         HaveAgreed: on every rank that is left: some have not come here, as one has failed.
     """
-    from mpi4py import MPI
-
     if not _recovery.agree(_recovery.STARTS):
         raise HaveAgreed
+    mark = f"{its.mark}-{its.left}"
     count = min(its.size - ranks.size, its.left)
     its.left -= count
-    link = meeting = None
     with _recovery.waiting("MPI has started ranks in place of those that have failed"):
-        try:
-            link = _spawn(ranks, count, its)
-        except MPI.Exception as error:
-            _tell(ranks.rank, error)
-        are_there = _recovery.agree_on(link is not None and exchange(link, True))
+        comm = ranks._shared.mpi.Shrink()  # MPI starts nobody with one of which some have failed
+        attempt = partial(_attempt, ranks, comm, mark)
+        link = attempt(lambda: _spawn(comm, count, its, mark))
+        are_there = link is not None and bool(attempt(lambda: exchange(link, True)))
+        are_there = _recovery.agree_on(are_there)
         if are_there:
-            are_there = _recovery.agree_on(exchange(link, True))
-        if not are_there:
-            if link is not None:
-                link.Revoke()  # newcomers that wait for this rank notice
-            return None
-        try:
-            meeting = meet(link, is_new=False)
-        except Exception as error:
-            _tell(ranks.rank, error)
-        if _recovery.agree_on(meeting is not None):
+            are_there = _recovery.agree_on(bool(attempt(lambda: exchange(link, True))))
+        meeting = attempt(lambda: meet(link, is_new=False)) if are_there else None
+        if are_there and _recovery.agree_on(meeting is not None):
             return meeting
-    if meeting is not None:
-        meeting.answer(END)
+        if meeting is not None:
+            meeting.answer(END)
+        elif link is not None:
+            link.Revoke()  # newcomers that wait for this rank notice
+        _unwanted.append(mark)
+        _end_unwanted(_LEAVE_SECONDS)
     return None
 
 
-def _tell(rank: int, error: Exception) -> None:
-    print(f"ringdl: rank {rank}: ranks were not replaced: {error}", file=sys.stderr, flush=True)
+def _attempt(ranks: Communicator, comm: Any, mark: str, call: Callable[[], Any]) -> Any:
+    """What a call of MPI returns that may never return once a rank or a newcomer has failed.
+
+    A thread makes it, and is left behind in that case, as PMIx_Connect in Open MPI's MPI_Comm_spawn
+    waits for ever for who has failed. Without MPI_THREAD_MULTIPLE there is no such thread.
+
+    Args:
+        ranks: those that are left.
+        comm: an mpi4py communicator of them, revoked on all once one of them has failed here.
+        mark: of the newcomers.
+        call: is made once.
+
+    Returns:
+        None if it raises, or is left behind, which is told.
+    """
+    from mpi4py import MPI
+
+    from ringdl import _mpi, _ulfm
+
+    shared = ranks._shared
+    result = error = None
+
+    def make() -> None:
+        nonlocal result, error
+        try:
+            result = call()
+        except Exception as raised:
+            error = raised
+
+    if not _mpi.has_thread_multiple():
+        make()
+    else:
+        thread = threading.Thread(target=make, name="ringdl newcomers", daemon=True)
+        thread.start()
+        newcomers = set[int]()
+        until = math.inf
+        while thread.is_alive() and time.monotonic() < until:
+            thread.join(_POLL_SECONDS)
+            with contextlib.suppress(MPI.Exception):
+                shared.mpi.Iprobe()  # has MPI look for what its launcher says
+            alive = set(_processes(mark) if ranks.rank == 0 else ())
+            newcomers |= alive
+            lost = _ulfm.failed_ranks(shared.mpi).intersection(shared.members)
+            if lost or newcomers > alive or comm.Is_revoked():
+                until = min(until, time.monotonic() + _RETURN_SECONDS)
+        if thread.is_alive():
+            error = Error("a rank has failed meanwhile")
+    if error is None:
+        return result
+    comm.Revoke()  # all others leave theirs behind
+    told = f"ringdl: rank {ranks.rank}: ranks were not replaced: {error}"
+    print(told, file=sys.stderr, flush=True)
+    return None
 
 
-def _spawn(ranks: Communicator, count: int, its: Replacing) -> Any:
+def _processes(mark: str) -> Iterator[int]:
+    """Newcomers with this mark, by their process ids."""
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as file:
+            if mark.encode() in file.read():
+                yield int(process)
+
+
+def _end_unwanted(seconds: float = 0.0) -> None:
+    """End newcomers that nobody has met, and that have not left within so long.
+
+    They may wait in MPI_Init for who has failed.
+    """
+    until = time.monotonic() + seconds
+    for mark in _unwanted:
+        while any(_processes(mark)) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        for process in _processes(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def _spawn(comm: Any, count: int, its: Replacing, mark: str) -> Any:
     """The intercommunicator with them. Collective.
+
+    Args:
+        comm: an mpi4py communicator of those that are left.
+        count: of newcomers.
+        its: what they run.
+        mark: by which `_processes` finds them.
 
     Raises:
         MPI.Exception: a rank has failed, or the launcher does not start them.
@@ -337,12 +432,9 @@ def _spawn(ranks: Communicator, count: int, its: Replacing) -> Any:
         placing["host"] = os.environ[_HOST]
     early = [f"{name}={its.environment[name]}" for name in its.environment if _is_early(name)]
     program = _NEWCOMER if sys.flags.safe_path else _WHERE_RANKS_DO + _NEWCOMER
-    python = [sys.executable, *its.script.options, "-c", program, its.script.path]
-    comm = ranks._shared.mpi
-    if ranks.size < comm.Get_size():  # some of it have failed, with which MPI starts nobody
-        comm = comm.Shrink()
+    python = [sys.executable, *its.script.options, "-c", program, its.script.path, mark]
     link = comm.Spawn("env", [*early, *python], count, MPI.Info.Create(placing), root=0)
-    for newcomer in range(count if ranks.rank == 0 else 0):
+    for newcomer in range(count if comm.Get_rank() == 0 else 0):
         try:
             link.send((its.script, its.environment), newcomer, SCRIPT)
         except MPI.Exception:  # it has failed, which `exchange` tells all
@@ -441,6 +533,7 @@ def finish() -> None:
     """The first `run` has ended, on all ranks: nobody joins any more."""
     global replacing, _is_over
     _dismiss()
+    _end_unwanted()
     replacing, _is_over = None, True
 
 

@@ -34,6 +34,9 @@ JOINING = [
     ("raises_in_the_meeting", 3),
     ("first_dies_before_they_meet", 3),
     ("second_dies_before_they_meet", 3),
+    ("first_dies_while_they_start", 3),
+    ("second_dies_while_they_start", 3),
+    ("newcomer_dies_while_they_start", 3),
     ("second_dies_once_they_have_met", 3),
     ("second_dies_before_starting", 3),
     ("first_dies_after_starting", 3),
@@ -43,7 +46,12 @@ JOINING = [
     ("newcomer_dies_at_once", 3),
 ]
 """Cases of elastic_newcomers.py, and how many are left at the end."""
-QUICK = ("joins", "first_dies_after_admitting", "parameters_of_numpy")
+QUICK = (
+    "joins",
+    "second_dies_while_they_start",
+    "first_dies_after_admitting",
+    "parameters_of_numpy",
+)
 
 pytestmark = pytest.mark.parametrize("python", ELASTIC)
 

@@ -6,6 +6,7 @@ elastic_newcomers.py CASE
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,36 @@ def patched(name: str, dies: Callable[[], bool], after: bool) -> Callable[[], No
         state = make_state()
         elastic.run(train, state, lambda: ringdl.size() == 3)
         assert state.w.tolist() == [20.0] * 3
+
+    return case
+
+
+def while_they_start(dies: Callable[[], bool], victim: Callable[[str], int]) -> Callable[[], None]:
+    """A case in which a process is killed while MPI_Comm_spawn waits for newcomers, once.
+
+    Args:
+        dies: whether this rank has to see to it.
+        victim: who is killed, or 0 as long as it is not there; called with the newcomers' mark.
+    """
+    has_ended = threading.Event()
+
+    def case() -> None:
+        original = _newcomers._spawn
+
+        def spawn(*arguments: Any) -> Any:
+            def end() -> None:
+                time.sleep(0.05)  # far less than Python takes to start
+                while (process := victim(arguments[-1])) == 0:
+                    time.sleep(0.001)
+                os.kill(process, signal.SIGKILL)
+
+            if dies() and not has_ended.is_set():
+                has_ended.set()
+                threading.Thread(target=end).start()
+            return original(*arguments)
+
+        _newcomers._spawn = spawn
+        run(3)
 
     return case
 
@@ -388,6 +419,11 @@ CASES: dict[str, Callable[[], None]] = {
     "parameters_of_numpy": wrapped_at_the_first_step(policies.ParameterAveraging(2)),
     "first_dies_before_they_meet": patched("exchange", is_left(0), after=False),
     "second_dies_before_they_meet": patched("exchange", is_left(1), after=False),
+    "first_dies_while_they_start": while_they_start(is_left(0), lambda _: os.getpid()),
+    "second_dies_while_they_start": while_they_start(is_left(1), lambda _: os.getpid()),
+    "newcomer_dies_while_they_start": while_they_start(
+        is_left(0), lambda mark: next(_newcomers._processes(mark), 0)
+    ),
     "second_dies_once_they_have_met": patched("meet", is_left(1), after=True),
     "second_dies_before_starting": patched("_start", is_left(1), after=False),
     "first_dies_after_starting": patched("_start", is_left(0), after=True),
