@@ -60,6 +60,9 @@ _HOST = "PMIX_HOSTNAME"
 
 _POLL_SECONDS = 0.05
 
+# The launcher has made the processes of newcomers within so long.
+_APPEAR_SECONDS = 10.0
+
 # A call of MPI in which one has failed returns within so long, or is left behind.
 _RETURN_SECONDS = 2.0
 
@@ -317,7 +320,7 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
     its.left -= count
     with _recovery.waiting("MPI has started ranks in place of those that have failed"):
         comm = ranks._shared.mpi.Shrink()  # MPI starts nobody with one of which some have failed
-        attempt = partial(_attempt, ranks, comm, mark)
+        attempt = partial(_attempt, ranks, comm, mark, count)
         link = attempt(lambda: _spawn(comm, count, its, mark))
         are_there = link is not None and bool(attempt(lambda: exchange(link, True)))
         are_there = _recovery.agree_on(are_there)
@@ -335,7 +338,7 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
     return None
 
 
-def _attempt(ranks: Communicator, comm: Any, mark: str, call: Callable[[], Any]) -> Any:
+def _attempt(ranks: Communicator, comm: Any, mark: str, count: int, call: Callable[[], Any]) -> Any:
     """What a call of MPI returns that may never return once a rank or a newcomer has failed.
 
     A thread makes it, and is left behind in that case, as PMIx_Connect in Open MPI's MPI_Comm_spawn
@@ -345,6 +348,7 @@ def _attempt(ranks: Communicator, comm: Any, mark: str, call: Callable[[], Any])
         ranks: those that are left.
         comm: an mpi4py communicator of them, revoked on all once one of them has failed here.
         mark: of the newcomers.
+        count: of them.
         call: is made once.
 
     Returns:
@@ -369,16 +373,20 @@ def _attempt(ranks: Communicator, comm: Any, mark: str, call: Callable[[], Any])
     else:
         thread = threading.Thread(target=make, name="ringdl newcomers", daemon=True)
         thread.start()
-        newcomers = set[int]()
-        until = math.inf
+        seen = set[int]()
+        begun, until = time.monotonic(), math.inf
         while thread.is_alive() and time.monotonic() < until:
             thread.join(_POLL_SECONDS)
             with contextlib.suppress(MPI.Exception):
                 shared.mpi.Iprobe()  # has MPI look for what its launcher says
-            alive = set(_processes(mark) if ranks.rank == 0 else ())
-            newcomers |= alive
             lost = _ulfm.failed_ranks(shared.mpi).intersection(shared.members)
-            if lost or newcomers > alive or comm.Is_revoked():
+            has_failed = bool(comm.Is_revoked() or lost)
+            if ranks.rank == 0:
+                alive = set(_processes(mark))
+                seen |= alive
+                is_late = time.monotonic() > begun + _APPEAR_SECONDS
+                has_failed |= alive < seen or (len(alive) < count and is_late)
+            if has_failed:
                 until = min(until, time.monotonic() + _RETURN_SECONDS)
         if thread.is_alive():
             error = Error("a rank has failed meanwhile")

@@ -1,4 +1,4 @@
-"""Three ranks, of which one is killed, and those that are started in its place.
+"""Three ranks, or four, of which one is killed, and those that are started in its place.
 
 elastic_newcomers.py CASE
 """
@@ -22,6 +22,7 @@ from ringdl.elastic import _shards
 IS_NEW = not _newcomer.has_joined()
 
 ROWS = 11
+RANKS = int(os.environ.get("ELASTIC_RANKS", "3"))
 FOLDER = Path(os.environ["ELASTIC_FOLDER"])
 
 
@@ -48,9 +49,9 @@ def train(state: elastic.State, ends_at: Callable[[], bool]) -> None:
 
 
 def train_by(step: Callable[[], None], state: elastic.State, ends_at: Callable[[], bool]) -> None:
-    """Twenty steps. Rank 1 of three is killed before the fifth; the tenth waits for `ends_at`."""
+    """Twenty steps. Rank 1 of all is killed before the fifth; the tenth waits for `ends_at`."""
     while state.step < 20:
-        if state.step == 5 and ringdl.rank() == 1 and not IS_NEW and ringdl.size() == 3:
+        if state.step == 5 and ringdl.rank() == 1 and not IS_NEW and ringdl.size() == RANKS:
             die()
         step()
         state.step += state.step != 10 or ends_at()
@@ -136,39 +137,41 @@ def patched(name: str, dies: Callable[[], bool], after: bool) -> Callable[[], No
     return case
 
 
-def while_they_start(dies: Callable[[], bool], victim: Callable[[str], int]) -> Callable[[], None]:
-    """A case in which a process is killed while MPI_Comm_spawn waits for newcomers, once.
+def while_they_start(dies: Callable[[], bool], is_newcomer: bool) -> Callable[[], None]:
+    """A case in which one is killed, once, when MPI_Comm_spawn has started a newcomer.
+
+    That loads Python then, and MPI waits for it.
 
     Args:
-        dies: whether this rank has to see to it.
-        victim: who is killed, or 0 as long as it is not there; called with the newcomers' mark.
+        dies: whether this rank sees to it.
+        is_newcomer: whether it is the newcomer that is killed, not this rank.
     """
-    has_ended = threading.Event()
+    has_died = threading.Event()
 
     def case() -> None:
         original = _newcomers._spawn
 
         def spawn(*arguments: Any) -> Any:
-            def end() -> None:
-                time.sleep(0.05)  # far less than Python takes to start
-                while (process := victim(arguments[-1])) == 0:
+            def kill() -> None:
+                while (newcomer := next(_newcomers._processes(arguments[-1]), 0)) == 0:
                     time.sleep(0.001)
-                os.kill(process, signal.SIGKILL)
+                time.sleep(0 if is_newcomer else 0.1)
+                os.kill(newcomer if is_newcomer else os.getpid(), signal.SIGKILL)
 
-            if dies() and not has_ended.is_set():
-                has_ended.set()
-                threading.Thread(target=end).start()
+            if dies() and not has_died.is_set():
+                has_died.set()
+                threading.Thread(target=kill).start()
             return original(*arguments)
 
         _newcomers._spawn = spawn
-        run(3)
+        run(RANKS)
 
     return case
 
 
 def is_left(rank: int) -> Callable[[], bool]:
-    """Whether this is a rank that has been here from the start, and two are left."""
-    return lambda: not IS_NEW and ringdl.size() == 2 and ringdl.rank() == rank
+    """Whether this is a rank that has been here from the start, and one has been killed."""
+    return lambda: not IS_NEW and ringdl.size() == RANKS - 1 and ringdl.rank() == rank
 
 
 def is_first_newcomer() -> bool:
@@ -419,11 +422,9 @@ CASES: dict[str, Callable[[], None]] = {
     "parameters_of_numpy": wrapped_at_the_first_step(policies.ParameterAveraging(2)),
     "first_dies_before_they_meet": patched("exchange", is_left(0), after=False),
     "second_dies_before_they_meet": patched("exchange", is_left(1), after=False),
-    "first_dies_while_they_start": while_they_start(is_left(0), lambda _: os.getpid()),
-    "second_dies_while_they_start": while_they_start(is_left(1), lambda _: os.getpid()),
-    "newcomer_dies_while_they_start": while_they_start(
-        is_left(0), lambda mark: next(_newcomers._processes(mark), 0)
-    ),
+    "first_dies_while_they_start": while_they_start(is_left(0), is_newcomer=False),
+    "second_dies_while_they_start": while_they_start(is_left(1), is_newcomer=False),
+    "newcomer_dies_while_they_start": while_they_start(is_left(0), is_newcomer=True),
     "second_dies_once_they_have_met": patched("meet", is_left(1), after=True),
     "second_dies_before_starting": patched("_start", is_left(1), after=False),
     "first_dies_after_starting": patched("_start", is_left(0), after=True),
