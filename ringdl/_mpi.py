@@ -235,15 +235,22 @@ def open_engine(mpi: Any, comm: Any) -> _engine.Communicator:
     )
 
 
-def find_hosts(mpi: Any, comm: Any) -> Hosts:
+def find_hosts(mpi: Any, comm: Any, are_on_one: bool = False) -> Hosts:
     """Group the ranks by shared memory. Collective.
+
+    Args:
+        mpi: ``mpi4py.MPI``.
+        comm: an mpi4py communicator.
+        are_on_one: whether all are known to share a host: then no communicator is made.
 
     Raises:
         UsageError: an intercommunicator; on every rank: they have other versions of ringdl.
     """
     if comm.Is_inter():
         raise UsageError("ringdl needs an intracommunicator; this one connects two groups")
-    local = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
+    local = comm
+    if not are_on_one:
+        local = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
     lowest = local.bcast(comm.Get_rank(), root=0)
     found = comm.allgather((lowest, __version__))
     lowest_ranks = [rank for rank, _ in found]
@@ -255,7 +262,8 @@ def find_hosts(mpi: Any, comm: Any) -> Hosts:
         local_size=local.Get_size(),
         cores=count_cores(cpus),
     )
-    local.Free()
+    if not are_on_one:
+        local.Free()
     check_versions([version for _, version in found])
     return hosts
 

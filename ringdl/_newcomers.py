@@ -518,7 +518,8 @@ def meet(link: Any, is_new: bool) -> Meeting:
     try:
         comm = link.Merge(high=is_new)  # may not return if one fails meanwhile
         old = others if is_new else comm.Get_size() - others
-        place = _mpi.find_hosts(MPI, comm)
+        # Open MPI (5.0.11) crashes if one fails while it makes a communicator: so no more of them.
+        place = _mpi.find_hosts(MPI, comm, are_on_one=True)
         return Meeting(comm, old, place, _ulfm.Connections(comm, place.numbers))
     except BaseException:
         for each in (link, comm):
