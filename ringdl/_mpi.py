@@ -248,9 +248,8 @@ def find_hosts(mpi: Any, comm: Any, are_on_one: bool = False) -> Hosts:
     """
     if comm.Is_inter():
         raise UsageError("ringdl needs an intracommunicator; this one connects two groups")
-    local = comm
-    if not are_on_one:
-        local = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
+    split = None if are_on_one else comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.Get_rank())
+    local = comm if split is None else split
     lowest = local.bcast(comm.Get_rank(), root=0)
     found = comm.allgather((lowest, __version__))
     lowest_ranks = [rank for rank, _ in found]
@@ -262,8 +261,8 @@ def find_hosts(mpi: Any, comm: Any, are_on_one: bool = False) -> Hosts:
         local_size=local.Get_size(),
         cores=count_cores(cpus),
     )
-    if not are_on_one:
-        local.Free()
+    if split is not None:
+        split.Free()
     check_versions([version for _, version in found])
     return hosts
 

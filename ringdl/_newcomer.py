@@ -17,7 +17,8 @@ from typing import NoReturn
 from ringdl import _newcomers, _recovery, _startup
 from ringdl._errors import Error, UsageError
 from ringdl._launch import detect
-from ringdl._newcomers import Meeting, Replacing, Script
+from ringdl._newcomers import Meeting, Replacing
+from ringdl._script import OF_ONE_JOB, Script
 from ringdl._settings import read_settings
 
 _WHO = "a rank that was started in place of a failed one"
@@ -76,7 +77,7 @@ def _greet() -> Script:
             _leave(str(error))
     script, environment = _inherited
     os.environ.update(environment)
-    for name in _newcomers.OF_ONE_JOB:
+    for name in OF_ONE_JOB:
         os.environ.pop(name, None)
     _late.enter_context(
         _mpi.waiting(

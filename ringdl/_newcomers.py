@@ -35,7 +35,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ringdl import _recovery, _startup
-from ringdl._errors import Error, UsageError
+from ringdl._errors import Error
+from ringdl._script import Script, inherited, is_early, own_script
 
 if TYPE_CHECKING:
     from ringdl._communicator import Communicator
@@ -69,12 +70,6 @@ _RETURN_SECONDS = 2.0
 # Newcomers that notice that nobody meets them end within so long.
 _LEAVE_SECONDS = 1.0
 
-_OF_LAUNCHERS = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "SLURM_")
-OF_ONE_JOB = ("RINGDL_TIMELINE", "RINGDL_FLIGHT_RECORDER")
-"""What newcomers have to be without: records are of the job that they join."""
-_BEFORE_PYTHON = ("PYTHON", "LD_")
-"""How variables begin that have to be there when a process starts."""
-
 
 class RanksJoin(BaseException):
     """Ends `train`, at a commit, as newcomers are ready: `ringdl.elastic.run` calls it again.
@@ -85,33 +80,6 @@ class RanksJoin(BaseException):
 
 class HaveAgreed(BaseException):
     """Ends `train`, at a commit: those that are left have agreed already that some rank is not."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """What a rank runs.
-
-    Attributes:
-        is_module: whether it was named after ``-m``.
-        name: of the module, or the path of a file, or of a folder with ``__main__.py``.
-        words: the arguments after it.
-        options: those of the interpreter, before it.
-        folder: in which it was started.
-    """
-
-    is_module: bool
-    name: str
-    words: Sequence[str]
-    options: Sequence[str]
-    folder: str
-
-    @property
-    def path(self) -> str:
-        """What Python has put in front of ``sys.path``."""
-        if self.is_module:
-            return self.folder
-        is_folder = os.path.isdir(self.name)
-        return self.name if is_folder else os.path.dirname(os.path.realpath(self.name))
 
 
 @dataclass
@@ -218,39 +186,7 @@ def prepare() -> None:
         if ranks.rank == 0:
             _log.warning("ranks that fail are not replaced, as the job is on several hosts")
         return
-    replacing = Replacing(ranks.size, count, own_script(sys.orig_argv), _inherited())
-
-
-def own_script(command: Sequence[str]) -> Script:
-    """What this process runs.
-
-    Args:
-        command: that it was started by, from the interpreter on.
-
-    Raises:
-        UsageError: neither a file nor a module.
-    """
-    folder = os.environ.get("PWD", "")
-    folder = folder if os.path.isdir(folder) else os.getcwd()
-    words, options = list(command[1:]), list[str]()
-    while words and words[0].startswith("-") and words[0] != "-":
-        option = words.pop(0)
-        if option == "--check-hash-based-pycs" or option in ("-W", "-X"):
-            options += [option, *words[:1]]
-            words = words[1:]
-        elif not option.startswith(("--", "-W", "-X")) and option[-1:] in ("m", "c"):
-            options += [option[:-1]] * (option[:-1] != "-")  # -um is -u -m
-            if option[-1] == "m" and words:
-                return Script(True, words[0], words[1:], options, folder)
-            words = []
-        else:
-            options.append(option)
-    if not words or words[0] == "-":
-        raise UsageError(
-            "ranks cannot be replaced (RINGDL_REPLACEMENTS) in a program that is no file and no "
-            "module: write it to a file"
-        )
-    return Script(False, os.path.join(folder, words[0]), words[1:], options, folder)
+    replacing = Replacing(ranks.size, count, own_script(sys.orig_argv), inherited())
 
 
 def settle() -> None:
@@ -313,15 +249,22 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
     Raises:
         HaveAgreed: on every rank that is left: some have not come here, as one has failed.
     """
+    from mpi4py import MPI
+
     if not _recovery.agree(_recovery.STARTS):
         raise HaveAgreed
     mark = f"{its.mark}-{its.left}"
     count = min(its.size - ranks.size, its.left)
     its.left -= count
     with _recovery.waiting("MPI has started ranks in place of those that have failed"):
-        comm = ranks._shared.mpi.Shrink()  # MPI starts nobody with one of which some have failed
-        attempt = partial(_attempt, ranks, comm, mark, count)
-        link = attempt(lambda: _spawn(comm, count, its, mark))
+        link = None
+        try:
+            comm = ranks._shared.mpi.Shrink()  # MPI starts nobody with one that has lost some
+        except MPI.Exception as error:
+            _tell(ranks.rank, error)
+        else:
+            attempt = partial(_attempt, ranks, comm, mark, count)
+            link = attempt(lambda: _spawn(comm, count, its, mark))
         are_there = link is not None and bool(attempt(lambda: exchange(link, True)))
         are_there = _recovery.agree_on(are_there)
         if are_there:
@@ -389,13 +332,16 @@ def _attempt(ranks: Communicator, comm: Any, mark: str, count: int, call: Callab
             if has_failed:
                 until = min(until, time.monotonic() + _RETURN_SECONDS)
         if thread.is_alive():
-            error = Error("a rank has failed meanwhile")
+            error = Error("a rank, or a new process, has failed meanwhile")
     if error is None:
         return result
     comm.Revoke()  # all others leave theirs behind
-    told = f"ringdl: rank {ranks.rank}: ranks were not replaced: {error}"
-    print(told, file=sys.stderr, flush=True)
+    _tell(ranks.rank, error)
     return None
+
+
+def _tell(rank: int, error: Exception) -> None:
+    print(f"ringdl: rank {rank}: ranks were not replaced: {error}", file=sys.stderr, flush=True)
 
 
 def _processes(mark: str) -> Iterator[int]:
@@ -438,7 +384,7 @@ def _spawn(comm: Any, count: int, its: Replacing, mark: str) -> Any:
     placing = {"map_by": ":OVERSUBSCRIBE", "bind_to": "none", "wdir": its.script.folder}
     if _HOST in os.environ:
         placing["host"] = os.environ[_HOST]
-    early = [f"{name}={its.environment[name]}" for name in its.environment if _is_early(name)]
+    early = [f"{name}={its.environment[name]}" for name in its.environment if is_early(name)]
     program = _NEWCOMER if sys.flags.safe_path else _WHERE_RANKS_DO + _NEWCOMER
     python = [sys.executable, *its.script.options, "-c", program, its.script.path, mark]
     link = comm.Spawn("env", [*early, *python], count, MPI.Info.Create(placing), root=0)
@@ -448,21 +394,6 @@ def _spawn(comm: Any, count: int, its: Replacing, mark: str) -> Any:
         except MPI.Exception:  # it has failed, which `exchange` tells all
             continue
     return link
-
-
-def _is_early(name: str) -> bool:
-    return name.startswith(_BEFORE_PYTHON)
-
-
-def _inherited() -> dict[str, str]:
-    """With what environment this process has begun, less what is this rank's alone."""
-    with open("/proc/self/environ", "rb") as file:
-        pairs = [os.fsdecode(each).partition("=") for each in file.read().split(b"\0") if each]
-    return {
-        name: value
-        for name, _, value in pairs
-        if not name.startswith(_OF_LAUNCHERS) and name not in OF_ONE_JOB
-    }
 
 
 def exchange(link: Any, word: bool) -> bool:
@@ -543,6 +474,7 @@ def finish() -> None:
     global replacing, _is_over
     _dismiss()
     _end_unwanted()
+    _unwanted.clear()
     replacing, _is_over = None, True
 
 

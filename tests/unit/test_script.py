@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ringdl
-from ringdl._newcomers import Script, own_script
+from ringdl._script import Script, own_script
 
 
 @pytest.mark.parametrize(
