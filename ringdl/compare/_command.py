@@ -214,7 +214,7 @@ class Comparison:
             step = median(
                 curve.seconds[-1] / curve.run.steps for curve in curves if curve.run.policy == BASE
             )
-            slowness = self._slow, (self._slow - 1) * step
+            slowness = self._slow, self._slow * step
             slowed = self._job(
                 [
                     self._run(name, rates[name], seed, *slowness)
@@ -227,9 +227,11 @@ class Comparison:
             apart = self._job(few, RINGDL_SHARED_MEMORY="0")
         return summarize(curves, slowed, apart, at_end), curves, slowed, apart
 
-    def _run(self, name: str, rate: float, seed: int, slow: float = 1.0, pause: float = 0.0) -> Run:
+    def _run(
+        self, name: str, rate: float, seed: int, slow: float = 1.0, period: float = 0.0
+    ) -> Run:
         steps = self._steps * (1 if name == BASE else 2)
-        return Run(self._task, name, rate, seed, steps, self._steps, slow, pause)
+        return Run(self._task, name, rate, seed, steps, self._steps, slow, period)
 
     def _best_rates(self) -> tuple[dict[str, float], set[str]]:
         """Powers of two around the task's; further, where the best one is at the end.

@@ -37,7 +37,7 @@ class Run:
         budget: the same of the base run: what policies are made for, and compared at.
         slow: how many times longer than the base's step, where no rank is slow, one of the last
             rank takes.
-        pause: for that, what the last rank sleeps in each, in seconds.
+        period: for that, how long each step of the last rank takes at least, in seconds.
         is_shown: whether the whole curve is wanted; else what it ends with, as evaluating all of
             it takes longer than training.
     """
@@ -49,7 +49,7 @@ class Run:
     steps: int
     budget: int
     slow: float = 1.0
-    pause: float = 0.0
+    period: float = 0.0
     is_shown: bool = True
 
 
@@ -92,6 +92,24 @@ class Curve:
         return cls(**its | {"run": Run(**its["run"])})
 
 
+class _Pace:
+    """Sleeps until a period has passed since the last time, and what was late is not caught up.
+
+    A sleep of the same length in each step would not do: a step after one is longer than others,
+    as the caches and the core are cold, on some machines by twice.
+    """
+
+    def __init__(self, period: float) -> None:
+        self._period = period
+        self._next = time.perf_counter() + period
+
+    def keep(self) -> None:
+        early = self._next - time.perf_counter()
+        if early > 0:
+            time.sleep(early)
+        self._next += self._period + max(-early, 0)
+
+
 class Runner:
     """Makes runs on all ranks of a communicator, which share what they compare with."""
 
@@ -106,7 +124,6 @@ class Runner:
         torch.manual_seed(run.seed)
         network = task.network()
         first = parameters_to_vector(network.parameters()).detach().clone()
-        pause = run.pause if its.rank == its.size - 1 else 0.0
         policy: Any = choice.make(run.budget)
         optimizer = hvd.DistributedOptimizer(
             task.optimizer(network.parameters(), run.rate),
@@ -124,9 +141,10 @@ class Runner:
         its.barrier()
         sent_before = its.stats()["bytes_sent"]
         begin = time.perf_counter()
+        pace = _Pace(run.period if its.rank == its.size - 1 else 0.0)
         while len(snapshots) < SNAPSHOTS:
             chosen = torch.from_numpy(random.integers(0, len(inputs), rows))
-            _take_step(network, optimizer, (inputs[chosen], targets[chosen]), pause)
+            _take_step(network, optimizer, (inputs[chosen], targets[chosen]), pace)
             step += 1
             done = policy.rounds if choice.balanced_steps else step
             # Several in one place, where there are fewer rounds than snapshots.
@@ -202,14 +220,13 @@ class Runner:
 
 
 def _take_step(
-    network: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any, pause: float
+    network: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any, pace: _Pace
 ) -> None:
-    """The pause is before the backward pass, which averages gradients in its end."""
+    """What is slow is before the backward pass, which averages gradients in its end."""
     inputs, targets = batch
     optimizer.zero_grad()
     loss = functional.cross_entropy(network(inputs), targets)
-    if pause > 0:
-        time.sleep(pause)
+    pace.keep()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 

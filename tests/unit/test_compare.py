@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,7 @@ from ringdl.compare import main
 from ringdl.compare._command import _LONG, _SHORT, Comparison, Effort
 from ringdl.compare._policies import BASE, CHOICES
 from ringdl.compare._report import for_json, table
-from ringdl.compare._run import Curve, Run
+from ringdl.compare._run import Curve, Run, _Pace
 from ringdl.compare._summary import best_rates, summarize
 from ringdl.compare._tasks import TASKS
 
@@ -170,7 +171,27 @@ def test_a_slow_rank_is_as_slow_as_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     chosen = argparse.Namespace(slow=4.0, start=None)
     Comparison("digits", 2, Effort((2,), 1, 1), [BASE, "EASGD, every 4"], chosen).carry_out()
     step = 32 / next(run.steps for run in asked if run.policy == BASE)
-    assert {(run.slow, run.pause) for run in asked} == {(1, 0), (4, 3 * step)}
+    assert {(run.slow, run.period) for run in asked} == {(1, 0), (4, 4 * step)}
+
+
+def test_a_slow_rank_s_steps_are_as_long_whatever_they_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if that takes longer after a sleep; and a step that was too long is not made up for."""
+    now, begun = 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    pace = _Pace(4.0)
+    for computes in (1.0, 2.0, 1.5, 9.0, 1.0, 2.0):
+        sleep(computes)
+        pace.keep()
+        begun.append(now)
+    assert begun == [4, 8, 12, 21, 25, 29]
 
 
 def test_every_policy_and_task_is_there() -> None:
