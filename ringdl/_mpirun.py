@@ -209,7 +209,9 @@ def compose(
     command = [str(mpirun)]
     if elastic:
         refuse_inelastic(library)
-        command += ["--with-ft", "ulfm"]
+        # Collectives of coll/han are not made for ranks that fail, and hang with new ones, of which
+        # only the rank that has started them knows that they are on its host.
+        command += ["--with-ft", "ulfm", "--mca", "coll_han_priority", "-1"]
     if library.vendor == OPEN_MPI and is_root:
         command += ["--allow-run-as-root"]
     command += ["-n", str(ranks)]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import runpy
+import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
 from ringdl import _newcomers, _recovery, _startup
@@ -20,6 +22,14 @@ from ringdl._launch import detect
 from ringdl._newcomers import Meeting, Replacing
 from ringdl._script import OF_ONE_JOB, Script
 from ringdl._settings import read_settings
+
+_ENDS_WITH = """
+import os, select, signal, sys
+while not select.select([0], [], [], 0.5)[0]:
+    if not any(os.path.exists("/proc/" + each) for each in sys.argv[1:]):
+        os.kill(os.getppid(), signal.SIGKILL)
+"""
+"""Until its input ends, sees to it that its parent does not outlive all of some processes."""
 
 _WHO = "a rank that was started in place of a failed one"
 _POLL_SECONDS = 0.01
@@ -64,11 +74,13 @@ def _greet() -> Script:
 
     _has_joined, _mpi.may_shrink = False, True
     launcher = detect(os.environ)
-    with _mpi.waiting(_WHO, read_settings(os.environ), "it has met the ranks that are left"):
+    late = _mpi.waiting(_WHO, read_settings(os.environ), "it has met the ranks that are left")
+    with _ends_with(sys.argv[-1].split(",")), late:
         mpi = _mpi.load_mpi(launcher)
-        link = mpi.Comm.Get_parent()
         try:
-            _inherited = link.recv(source=0, tag=_newcomers.SCRIPT)
+            starter = mpi.Comm.Get_parent()
+            _inherited = starter.recv(source=0, tag=_newcomers.SCRIPT)
+            link = _newcomers.connect(mpi.COMM_WORLD, starter.Merge(high=True), is_new=True)
             are_there = _newcomers.exchange(link, True)
             if not (_newcomers.exchange(link, are_there) and are_there):
                 _leave("another rank has failed meanwhile")
@@ -89,6 +101,21 @@ def _greet() -> Script:
         )
     )
     return script
+
+
+@contextmanager
+def _ends_with(starters: Sequence[str]) -> Iterator[None]:
+    """End this process if all of those have ended meanwhile: MPI_Init may wait for them for ever.
+
+    Another process does it, as the interpreter's lock is held in MPI_Init.
+
+    Args:
+        starters: ids of processes.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _ENDS_WITH, *starters]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet):
+        yield
 
 
 def has_joined() -> bool:

@@ -3,7 +3,7 @@
 Whoever is left trains on until they are ready:
 
     ranks that are left                    newcomers (`_newcomer`)
-    _start()     MPI_Comm_spawn ---------> main()
+    _start()     MPI_Comm_spawn, by one -> main()
                  <- all have met: a communicator, where they are, how to connect ->
                                            run the script
                                            init(): a job of their own, for now
@@ -92,6 +92,7 @@ class Replacing:
         script: what they run,
         environment: and with what.
         mark: in the command line of each, of no other process.
+        processes: the ids of those of all ranks.
     """
 
     size: int
@@ -99,6 +100,7 @@ class Replacing:
     script: Script
     environment: dict[str, str]
     mark: str = ""
+    processes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,7 @@ def settle() -> None:
         replacing.script, replacing.environment, replacing.mark = ranks.broadcast_object(
             (replacing.script, replacing.environment, mark), name="ringdl.elastic.script"
         )
+        replacing.processes = ranks.allgather_object(os.getpid(), name="ringdl.elastic.processes")
         if not all(ranks.allgather_object(_meeting is not None, name="ringdl.elastic.newcomers")):
             _dismiss()
 
@@ -257,14 +260,17 @@ def _start(ranks: Communicator, its: Replacing) -> Meeting | None:
     count = min(its.size - ranks.size, its.left)
     its.left -= count
     with _recovery.waiting("MPI has started ranks in place of those that have failed"):
-        link = None
+        link = peers = None
         try:
-            comm = ranks._shared.mpi.Shrink()  # MPI starts nobody with one that has lost some
+            comm = ranks._shared.mpi.Shrink()  # MPI connects nobody to one that has lost some
         except MPI.Exception as error:
             _tell(ranks.rank, error)
         else:
             attempt = partial(_attempt, ranks, comm, mark, count)
-            link = attempt(lambda: _spawn(comm, count, its, mark))
+            is_first = comm.Get_rank() == 0
+            peers = attempt(lambda: _spawn(count, its, mark)) if is_first else comm
+        if _recovery.agree_on(peers is not None):
+            link = attempt(lambda: connect(comm, peers, is_new=False))
         are_there = link is not None and bool(attempt(lambda: exchange(link, True)))
         are_there = _recovery.agree_on(are_there)
         if are_there:
@@ -316,7 +322,7 @@ def _attempt(ranks: Communicator, comm: Any, mark: str, count: int, call: Callab
     else:
         thread = threading.Thread(target=make, name="ringdl newcomers", daemon=True)
         thread.start()
-        seen = set[int]()
+        most = 0
         begun, until = time.monotonic(), math.inf
         while thread.is_alive() and time.monotonic() < until:
             thread.join(_POLL_SECONDS)
@@ -325,10 +331,10 @@ def _attempt(ranks: Communicator, comm: Any, mark: str, count: int, call: Callab
             lost = _ulfm.failed_ranks(shared.mpi).intersection(shared.members)
             has_failed = bool(comm.Is_revoked() or lost)
             if ranks.rank == 0:
-                alive = set(_processes(mark))
-                seen |= alive
+                alive = sum(1 for _ in _processes(mark))
+                most = max(most, min(alive, count))
                 is_late = time.monotonic() > begun + _APPEAR_SECONDS
-                has_failed |= alive < seen or (len(alive) < count and is_late)
+                has_failed |= alive < (count if is_late else most)
             if has_failed:
                 until = min(until, time.monotonic() + _RETURN_SECONDS)
         if thread.is_alive():
@@ -366,17 +372,22 @@ def _end_unwanted(seconds: float = 0.0) -> None:
                 os.kill(process, signal.SIGKILL)
 
 
-def _spawn(comm: Any, count: int, its: Replacing, mark: str) -> Any:
-    """The intercommunicator with them. Collective.
+def _spawn(count: int, its: Replacing, mark: str) -> Any:
+    """Start newcomers, which only this rank is connected to.
+
+    By this rank alone: a process in which Open MPI (5.0.10, 5.0.11) has half made a communicator
+    crashes when another rank of that fails, and MPI_Comm_spawn takes tenths of a second for one.
 
     Args:
-        comm: an mpi4py communicator of those that are left.
         count: of newcomers.
         its: what they run.
         mark: by which `_processes` finds them.
 
+    Returns:
+        An mpi4py communicator of this rank and them, in this order.
+
     Raises:
-        MPI.Exception: a rank has failed, or the launcher does not start them.
+        MPI.Exception: one has failed, or the launcher does not start them.
     """
     from mpi4py import MPI
 
@@ -387,13 +398,26 @@ def _spawn(comm: Any, count: int, its: Replacing, mark: str) -> Any:
     early = [f"{name}={its.environment[name]}" for name in its.environment if is_early(name)]
     program = _NEWCOMER if sys.flags.safe_path else _WHERE_RANKS_DO + _NEWCOMER
     python = [sys.executable, *its.script.options, "-c", program, its.script.path, mark]
-    link = comm.Spawn("env", [*early, *python], count, MPI.Info.Create(placing), root=0)
-    for newcomer in range(count if comm.Get_rank() == 0 else 0):
-        try:
-            link.send((its.script, its.environment), newcomer, SCRIPT)
-        except MPI.Exception:  # it has failed, which `exchange` tells all
-            continue
-    return link
+    starters = ",".join(map(str, its.processes))
+    words = [*early, *python, starters]
+    link = MPI.COMM_SELF.Spawn("env", words, count, MPI.Info.Create(placing))
+    for newcomer in range(count):
+        link.send((its.script, its.environment), newcomer, SCRIPT)
+    return link.Merge(high=False)
+
+
+def connect(comm: Any, peers: Any, is_new: bool) -> Any:
+    """The intercommunicator of ranks and newcomers. Collective over all of them.
+
+    Args:
+        comm: an mpi4py communicator of those on this side.
+        peers: that of the first rank and the newcomers; on other ranks it does not matter.
+        is_new: whether this is a newcomer.
+
+    Raises:
+        MPI.Exception: one of them has failed.
+    """
+    return comm.Create_intercomm(0, peers, 0 if is_new else 1, SCRIPT)
 
 
 def exchange(link: Any, word: bool) -> bool:
@@ -449,7 +473,7 @@ def meet(link: Any, is_new: bool) -> Meeting:
     try:
         comm = link.Merge(high=is_new)  # may not return if one fails meanwhile
         old = others if is_new else comm.Get_size() - others
-        # Open MPI (5.0.11) crashes if one fails while it makes a communicator: so no more of them.
+        # Open MPI crashes if one fails while it makes a communicator, see `_spawn`: so no more.
         place = _mpi.find_hosts(MPI, comm, are_on_one=True)
         return Meeting(comm, old, place, _ulfm.Connections(comm, place.numbers))
     except BaseException:

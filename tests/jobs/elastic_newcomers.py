@@ -149,11 +149,11 @@ def while_they_start(dies: Callable[[], bool], is_newcomer: bool) -> Callable[[]
     has_died = threading.Event()
 
     def case() -> None:
-        original = _newcomers._spawn
+        original = _newcomers._start
 
-        def spawn(*arguments: Any) -> Any:
+        def start(ranks: ringdl.Communicator, its: _newcomers.Replacing) -> Any:
             def kill() -> None:
-                while (newcomer := next(_newcomers._processes(arguments[-1]), 0)) == 0:
+                while (newcomer := next(_newcomers._processes(its.mark), 0)) == 0:
                     time.sleep(0.001)
                 time.sleep(0 if is_newcomer else 0.1)
                 os.kill(newcomer if is_newcomer else os.getpid(), signal.SIGKILL)
@@ -161,9 +161,9 @@ def while_they_start(dies: Callable[[], bool], is_newcomer: bool) -> Callable[[]
             if dies() and not has_died.is_set():
                 has_died.set()
                 threading.Thread(target=kill).start()
-            return original(*arguments)
+            return original(ranks, its)
 
-        _newcomers._spawn = spawn
+        _newcomers._start = start
         run(RANKS)
 
     return case

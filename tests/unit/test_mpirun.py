@@ -331,7 +331,7 @@ def test_elastic_is_for_open_mpi_5() -> None:
         where = Path("/opt/bin/mpirun")
         return compose(library, where, 2, ["x"], cores=EIGHT, environ={}, elastic=True)
 
-    assert compose_elastic(newer)[1:3] == ["--with-ft", "ulfm"]
+    assert compose_elastic(newer)[1:6] == ["--with-ft", "ulfm", "--mca", "coll_han_priority", "-1"]
     for library in (MPICH, OPEN_MPI):
         with pytest.raises(LaunchError, match=r"--elastic needs Open MPI 5 or newer"):
             compose_elastic(library)
