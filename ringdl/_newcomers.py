@@ -373,10 +373,10 @@ def _end_unwanted(seconds: float = 0.0) -> None:
 
 
 def _spawn(count: int, its: Replacing, mark: str) -> Any:
-    """Start newcomers, which only this rank is connected to.
+    """Start newcomers, by this rank alone, which is the only one that they are connected to.
 
-    By this rank alone: a process in which Open MPI (5.0.10, 5.0.11) has half made a communicator
-    crashes when another rank of that fails, and MPI_Comm_spawn takes tenths of a second for one.
+    A process in which Open MPI (5.0.10, 5.0.11) has half made a communicator crashes when another
+    rank of that fails, and MPI_Comm_spawn takes tenths of a second for one.
 
     Args:
         count: of newcomers.
@@ -398,8 +398,7 @@ def _spawn(count: int, its: Replacing, mark: str) -> Any:
     early = [f"{name}={its.environment[name]}" for name in its.environment if is_early(name)]
     program = _NEWCOMER if sys.flags.safe_path else _WHERE_RANKS_DO + _NEWCOMER
     python = [sys.executable, *its.script.options, "-c", program, its.script.path, mark]
-    starters = ",".join(map(str, its.processes))
-    words = [*early, *python, starters]
+    words = [*early, *python, ",".join(map(str, its.processes))]
     link = MPI.COMM_SELF.Spawn("env", words, count, MPI.Info.Create(placing))
     for newcomer in range(count):
         link.send((its.script, its.environment), newcomer, SCRIPT)

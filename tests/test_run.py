@@ -168,7 +168,7 @@ def test_the_backend_with_other_torches(version: str) -> None:
 
 def test_failures_are_told_and_hang_nobody(mpi_python: str) -> None:
     # Not less: MPI has to connect the ranks within it, too, beside other tests.
-    code, output = start_job(mpi_python, 3, "_failing", timeout=120, RINGDL_TIMEOUT="10")
+    code, output = start_job(mpi_python, 3, "_failing", timeout=60, RINGDL_TIMEOUT="10")
     assert code != 0
     assert re.search(r"check_fails_on_one_rank failed on rank 1 of 3:\nTrace", output), output
     assert re.search(r"check_fails_on_one_rank failed on rank (0|2|0, 2) of 3:\nTrace", output), (
