@@ -27,11 +27,15 @@ _TENSORFLOW = "_tensorflow _tensorflow_training _tensorflow_wrong_use"
 
 COMPILES_ONCE = {
     "JAX_COMPILATION_CACHE_DIR": str(ROOT / "build" / "jax"),
-    "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # with a limit, it is locked
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-"""Programs are the same under each MPI, and JAX compiles for longer than all else takes."""
+"""Programs are the same under each MPI, and JAX compiles for longer than all else takes.
+
+The size has no limit: with one, JAX locks the folder for each program, and looks at all files there
+meanwhile, so that jobs side by side wait for each other for minutes. Without it a program may be
+read half written: zlib notices, JAX warns and compiles.
+"""
 
 IN_DOUBLE = COMPILES_ONCE | {"JAX_ENABLE_X64": "1"}
 
