@@ -64,12 +64,14 @@ demo-check: $(STAMPS)/engine $(STAMPS)/examples
 	$(call say,checking that the demo learns what one rank learns)
 	@$(PY) examples/demo_check.py
 
-# Tests wait more than they compute: so many at once.
+# Tests wait more than they compute: so many at once. Python keeps what it has compiled, whatever the environment says: they start
+# thousands of processes.
 WORKERS ?= 3
+RUN_PYTEST := PYTHONDONTWRITEBYTECODE= .venv/mpi/openmpi/bin/python -m pytest -n $(WORKERS)
 
 test: test-csrc $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/mpis
 	$(call say,running the Python tests under Open MPI and MPICH)
-	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest -n $(WORKERS) $(PYTEST)
+	@RINGDL_TEST_PYTHONS="$(MPI_PYTHONS)" $(RUN_PYTEST) $(PYTEST)
 
 test-all: WERROR = ON
 test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/examples $(STAMPS)/test $(STAMPS)/trainers $(STAMPS)/frameworks $(STAMPS)/mpis \
@@ -78,7 +80,7 @@ test-all: test-csrc test-sanitizers test-install $(STAMPS)/engine $(STAMPS)/exam
 	@pythons="$(MPI_PYTHONS) $(foreach mpi,$(OTHER_MPIS),$(call python_of,$(mpi)))"; \
 	if grep -q machine $(STAMPS)/mpi; then pythons="$$pythons machine=$(CURDIR)/$(PY)"; \
 	else echo "== beside those from PyPI and Debian there is no MPI here that works with mpi4py"; fi; \
-	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" RINGDL_TEST_TORCHES="$(TORCH_PYTHONS)" .venv/mpi/openmpi/bin/python -m pytest -n $(WORKERS) $(PYTEST)
+	RINGDL_TEST_ALL=1 RINGDL_TEST_PYTHONS="$$pythons" RINGDL_TEST_TORCHES="$(TORCH_PYTHONS)" $(RUN_PYTEST) $(PYTEST)
 
 # Some minutes, or, for every row with its spread, an hour and a half. Do nothing else meanwhile.
 bench bench-full: bench%: $(STAMPS)/engine $(STAMPS)/bench $(STAMPS)/mpis $(OTHER_MPIS:%=$(STAMPS)/mpi-%)
