@@ -1,8 +1,9 @@
 """A newcomer: what MPI starts in place of a rank that has failed, until it has joined.
 
 It runs what that one has run: the same script, with the same arguments, environment and folder.
-`_newcomers` has the other side. Nothing but the standard library and mpi4py is loaded before the
-environment is there: libraries read from it with how many threads they compute.
+`_newcomers` has the other side, `_meeting` what both do. Nothing but the standard library and
+mpi4py is loaded before the environment is there: libraries read from it with how many threads they
+compute.
 """
 
 from __future__ import annotations
@@ -12,24 +13,36 @@ import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
 from ringdl import _newcomers, _recovery, _startup
 from ringdl._errors import Error, UsageError
 from ringdl._launch import detect
-from ringdl._newcomers import Meeting, Replacing
+from ringdl._meeting import ANSWER, END, READY, SCRIPT, Meeting, connect, exchange, meet
+from ringdl._newcomers import Replacing
 from ringdl._script import OF_ONE_JOB, Script
 from ringdl._settings import read_settings
 
 _ENDS_WITH = """
 import os, select, signal, sys
-while not select.select([0], [], [], 0.5)[0]:
-    if not any(os.path.exists("/proc/" + each) for each in sys.argv[1:]):
-        os.kill(os.getppid(), signal.SIGKILL)
+
+def is_alive():
+    try:
+        with open("/proc/" + sys.argv[1] + "/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in b"ZX"
+    except OSError:
+        return False
+
+if is_alive():
+    os.write(1, b".")
+    while is_alive():
+        if select.select([0], [], [], 0.005)[0]:
+            sys.exit()
+os.kill(os.getppid(), signal.SIGKILL)
 """
-"""Until its input ends, sees to it that its parent does not outlive all of some processes."""
+"""Until its input ends, kills its parent once a process has ended; a byte says that it looks."""
 
 _WHO = "a rank that was started in place of a failed one"
 _POLL_SECONDS = 0.01
@@ -75,16 +88,16 @@ def _greet() -> Script:
     _has_joined, _mpi.may_shrink = False, True
     launcher = detect(os.environ)
     late = _mpi.waiting(_WHO, read_settings(os.environ), "it has met the ranks that are left")
-    with _ends_with(sys.argv[-1].split(",")), late:
+    with _ends_with(sys.argv[-1]), late:
         mpi = _mpi.load_mpi(launcher)
         try:
             starter = mpi.Comm.Get_parent()
-            _inherited = starter.recv(source=0, tag=_newcomers.SCRIPT)
-            link = _newcomers.connect(mpi.COMM_WORLD, starter.Merge(high=True), is_new=True)
-            are_there = _newcomers.exchange(link, True)
-            if not (_newcomers.exchange(link, are_there) and are_there):
+            _inherited = starter.recv(source=0, tag=SCRIPT)
+            link = connect(mpi.COMM_WORLD, starter.Merge(high=True), is_new=True)
+            are_there = exchange(link, True)
+            if not (exchange(link, are_there) and are_there):
                 _leave("another rank has failed meanwhile")
-            _meeting = _newcomers.meet(link, is_new=True)
+            _meeting = meet(link, is_new=True)
         except (mpi.Exception, Error, UsageError) as error:
             _leave(str(error))
     script, environment = _inherited
@@ -104,17 +117,21 @@ def _greet() -> Script:
 
 
 @contextmanager
-def _ends_with(starters: Sequence[str]) -> Iterator[None]:
-    """End this process if all of those have ended meanwhile: MPI_Init may wait for them for ever.
+def _ends_with(starter: str) -> Iterator[None]:
+    """End this process once that one has ended meanwhile, before MPI_Init connects the two.
 
-    Another process does it, as the interpreter's lock is held in MPI_Init.
+    Where MPI_Init begins to, Open MPI waits for ever for who has failed, and its launcher (PRRTE
+    3.0, in connect_release) writes past an array, and crashes now and then, with the whole job.
+    Another process looks, as the interpreter's lock is held in MPI_Init.
 
     Args:
-        starters: ids of processes.
+        starter: the id of the process that has started this one.
     """
-    command = [sys.executable, "-I", "-S", "-c", _ENDS_WITH, *starters]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet):
+    command = [sys.executable, "-I", "-S", "-c", _ENDS_WITH, starter]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as watcher:
+        assert watcher.stdout is not None
+        watcher.stdout.read(1)
         yield
 
 
@@ -132,12 +149,12 @@ def join() -> None:
     assert _meeting is not None
     _late.close()
     old = range(_meeting.old)
-    _meeting.say(_meeting.comm.Get_rank(), old, _newcomers.READY)
-    while (answer := _meeting.receive(_newcomers.ANSWER)) is None:
+    _meeting.say(_meeting.comm.Get_rank(), old, READY)
+    while (answer := _meeting.receive(ANSWER)) is None:
         if _meeting.lost() >= set(old):
             _leave("those that it was to join have ended")
         time.sleep(_POLL_SECONDS)
-    if answer == _newcomers.END:
+    if answer == END:
         _leave("training has ended")
     size, left = answer
     _newcomers.replacing = Replacing(size, left, *_inherited)

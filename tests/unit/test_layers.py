@@ -207,6 +207,6 @@ def test_only_adapters_import_frameworks() -> None:
         assert imported & FRAMEWORKS <= own, module
         if "mpi4py" in imported:
             assert (
-                module in {"_mpi", "_mpirun", "_cuda_mpi", "_ulfm", "_newcomers"}
+                module in {"_mpi", "_mpirun", "_cuda_mpi", "_ulfm", "_newcomers", "_meeting"}
                 or part_of(module) == "bench"
             ), module
