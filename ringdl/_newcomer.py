@@ -118,7 +118,7 @@ def _greet() -> Script:
 
 @contextmanager
 def _ends_with(starter: str) -> Iterator[None]:
-    """End this process once that one has ended meanwhile, before MPI_Init connects the two.
+    """End this process if that one ends meanwhile, at best before MPI_Init connects the two.
 
     Where MPI_Init begins to, Open MPI waits for ever for who has failed, and its launcher (PRRTE
     3.0, in connect_release) writes past an array, and crashes now and then, with the whole job.
